@@ -1,0 +1,292 @@
+//! The side effect that a user writes, what it may say about itself, and how a key is
+//! recovered whose effect nobody saw the end of.
+
+#[cfg(feature = "http")]
+pub mod http;
+
+use std::error::Error as StdError;
+use std::fmt;
+use std::time::Duration;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::key::Key;
+use crate::message::Message;
+use crate::time::Deadline;
+
+/// A boxed error of any kind.
+pub type BoxError = Box<dyn StdError + Send + Sync + 'static>;
+
+/// A side effect: charge a card, ship a parcel, send a mail.
+///
+/// ```
+/// use idempotent_consumer::effect::{Attempt, Effect, EffectError, Recovery};
+/// use serde::{Deserialize, Serialize};
+///
+/// #[derive(Deserialize)]
+/// struct Order { amount: u64 }
+///
+/// #[derive(Serialize)]
+/// struct Receipt { charge: String }
+///
+/// struct Charge;
+///
+/// impl Effect for Charge {
+///     type Input = Order;
+///     type Output = Receipt;
+///
+///     // The bank deduplicates by the key we send, so running again is safe.
+///     fn recovery(&self) -> Recovery { Recovery::Rerun }
+///
+///     async fn apply(&self, order: &Order, attempt: &Attempt<'_>) -> Result<Receipt, EffectError> {
+///         if order.amount == 0 {
+///             return Err(EffectError::permanent("an order of nothing"));
+///         }
+///         // ... call the bank with attempt.key().value() as its idempotency key ...
+///         Ok(Receipt { charge: format!("ch_{}", attempt.key().value()) })
+///     }
+/// }
+/// ```
+///
+/// A definite business answer ("card declined") is an *output*, not an error: it is
+/// stored and replayed, so that a duplicate hears the same no.
+pub trait Effect: Send + Sync + 'static {
+    /// What the message body holds.
+    type Input: DeserializeOwned + Send + Sync;
+    /// What the effect returns. Stored as JSON and replayed to every duplicate.
+    type Output: Serialize + Send;
+
+    /// What a takeover may do after an attempt whose outcome nobody knows. There is no
+    /// default: it is the one thing about an effect that no library can decide.
+    fn recovery(&self) -> Recovery;
+
+    /// Applies the effect. Called while this consumer holds the claim of the key; the
+    /// future is dropped at [`Attempt::deadline`], which counts as outcome unknown.
+    ///
+    /// `?` on any error says *outcome unknown*; see [`EffectError`] for more exact words.
+    fn apply(
+        &self,
+        input: &Self::Input,
+        attempt: &Attempt<'_>,
+    ) -> impl Future<Output = Result<Self::Output, EffectError>> + Send;
+
+    /// Finds out whether an earlier attempt was applied. Called instead of
+    /// [`apply`](Self::apply) at a takeover if [`recovery`](Self::recovery) is
+    /// [`Recovery::Verify`]. An error means that nothing was found out: the message is
+    /// retried and verified again.
+    fn verify(
+        &self,
+        input: &Self::Input,
+        attempt: &Attempt<'_>,
+    ) -> impl Future<Output = Result<Verification<Self::Output>, EffectError>> + Send {
+        let _ = (input, attempt);
+        std::future::ready(Ok(Verification::Unknown("this effect does not implement `verify`".into())))
+    }
+
+    /// Reads the input from the message: by default its body as JSON. An error rejects
+    /// the message before anything is claimed.
+    fn input(&self, message: &Message) -> Result<Self::Input, BoxError> {
+        Ok(serde_json::from_str(&message.body)?)
+    }
+
+    /// The longest the effect takes, if it limits itself: messages are not started with
+    /// less time left.
+    fn time_limit(&self) -> Option<Duration> {
+        None
+    }
+}
+
+/// What a takeover may do about an attempt whose outcome nobody knows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Recovery {
+    /// Apply again: the target deduplicates by the key. Exactly once if it does.
+    Rerun,
+    /// Ask the target with [`Effect::verify`] and go by its answer. Exactly once if the
+    /// answer is true.
+    Verify,
+    /// Never again by itself: put the message aside for a person. At most once.
+    Park,
+}
+
+impl std::str::FromStr for Recovery {
+    type Err = InvalidRecovery;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "rerun" => Ok(Self::Rerun),
+            "verify" => Ok(Self::Verify),
+            "park" => Ok(Self::Park),
+            _ => Err(InvalidRecovery),
+        }
+    }
+}
+
+impl fmt::Display for Recovery {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Rerun => "rerun",
+            Self::Verify => "verify",
+            Self::Park => "park",
+        })
+    }
+}
+
+/// A recovery by no such name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "must be `rerun` (the target deduplicates by key), `verify` (the target can be asked) or `park` (a person decides)"
+)]
+pub struct InvalidRecovery;
+
+/// What [`Effect::verify`] found out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verification<T> {
+    /// The effect was applied, and this is its output.
+    Done(T),
+    /// The effect was certainly not applied; it is applied now.
+    NotDone,
+    /// It can't be told, for this reason: the message is parked.
+    Unknown(String),
+}
+
+/// One attempt at an effect: what it needs to know beside its input.
+#[derive(Debug, Clone, Copy)]
+pub struct Attempt<'a> {
+    key: &'a Key,
+    number: u64,
+    message: &'a Message,
+    deadline: Deadline,
+}
+
+impl<'a> Attempt<'a> {
+    pub(crate) fn new(key: &'a Key, number: u64, message: &'a Message, deadline: Deadline) -> Self {
+        Self { key, number, message, deadline }
+    }
+
+    /// The idempotency key: hand [`Key::value`] to the target.
+    #[must_use]
+    pub fn key(&self) -> &'a Key {
+        self.key
+    }
+
+    /// The how-manieth claim of the key this is. It only grows, so a target that
+    /// remembers the highest number it saw can refuse a consumer that lost its claim
+    /// (a fencing token). 0 if the effect runs without a claim
+    /// ([`StoreOutage::Process`](crate::consumer::StoreOutage::Process)).
+    #[must_use]
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// The message as delivered.
+    #[must_use]
+    pub fn message(&self) -> &'a Message {
+        self.message
+    }
+
+    /// When the effect is cancelled.
+    #[must_use]
+    pub fn deadline(&self) -> Deadline {
+        self.deadline
+    }
+}
+
+/// How an effect failed, as far as the effect can tell.
+///
+/// Any error converts into *outcome unknown*, the safe reading; the constructors say
+/// more. This type is not itself a [`std::error::Error`], so that `?` can convert.
+#[derive(Debug)]
+pub struct EffectError {
+    kind: EffectErrorKind,
+    source: BoxError,
+    retry_after: Option<Duration>,
+}
+
+/// What a failed effect did to the world.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum EffectErrorKind {
+    /// Certainly nothing: it failed before anything could have happened. The claim is
+    /// given back and a retry is safe at once.
+    NotApplied,
+    /// Nothing, and never will: a person must mend the message. Goes to the dead-letter
+    /// queue.
+    Permanent,
+    /// Perhaps everything. The next attempt goes through recovery.
+    Unknown,
+}
+
+impl EffectError {
+    /// Failed before anything could have happened, e.g. the connection was refused.
+    pub fn not_applied(source: impl Into<BoxError>) -> Self {
+        Self { kind: EffectErrorKind::NotApplied, source: source.into(), retry_after: None }
+    }
+
+    /// This message can never be processed, and nothing has happened.
+    pub fn permanent(source: impl Into<BoxError>) -> Self {
+        Self { kind: EffectErrorKind::Permanent, source: source.into(), retry_after: None }
+    }
+
+    /// May have been applied, or not.
+    pub fn unknown(source: impl Into<BoxError>) -> Self {
+        Self { kind: EffectErrorKind::Unknown, source: source.into(), retry_after: None }
+    }
+
+    /// The target asked to be left alone for that long.
+    #[must_use]
+    pub fn retry_after(mut self, wait: Duration) -> Self {
+        self.retry_after = Some(wait);
+        self
+    }
+
+    /// What the failure did to the world.
+    #[must_use]
+    pub fn kind(&self) -> EffectErrorKind {
+        self.kind
+    }
+
+    /// How long the target asked to be left alone, if it did.
+    #[must_use]
+    pub fn retry_wait(&self) -> Option<Duration> {
+        self.retry_after
+    }
+
+    /// The error itself.
+    #[must_use]
+    pub fn source(&self) -> &(dyn StdError + Send + Sync + 'static) {
+        &*self.source
+    }
+}
+
+impl<E: Into<BoxError>> From<E> for EffectError {
+    fn from(source: E) -> Self {
+        Self::unknown(source)
+    }
+}
+
+impl fmt::Display for EffectError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", ErrorChain(&*self.source))
+    }
+}
+
+/// An error with all that caused it, on one line.
+pub(crate) struct ErrorChain<'a>(pub(crate) &'a (dyn StdError + 'static));
+
+impl fmt::Display for ErrorChain<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut last = self.0.to_string();
+        f.write_str(&last)?;
+        let mut next = self.0.source();
+        while let Some(error) = next {
+            let text = error.to_string();
+            // Many errors repeat their source in their own text.
+            if !last.contains(&text) {
+                write!(f, ": {text}")?;
+            }
+            last = text;
+            next = error.source();
+        }
+        Ok(())
+    }
+}

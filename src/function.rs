@@ -1,0 +1,131 @@
+//! The whole function: settings, table, warm-up, and the runtime's loop.
+
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use lambda_runtime::{LambdaEvent, service_fn};
+use serde_json::Value;
+
+use crate::batch::Batch;
+use crate::config::{ConfigError, Environment, FunctionConfig};
+use crate::consumer::Consumer;
+use crate::effect::{Effect, ErrorChain};
+use crate::source::sqs_lambda;
+use crate::store::dynamodb::DynamoDbStore;
+use crate::store::{Store, StoreError, StoreErrorKind};
+use crate::telemetry;
+
+/// The function could not start.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum InitError {
+    /// Its settings are wrong.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// Its table refuses it: no such table, or no permission.
+    #[error("the table can't be used")]
+    Table(#[source] StoreError),
+    /// This is not a Lambda execution environment.
+    #[error(
+        "AWS_LAMBDA_RUNTIME_API is not set: this program is a Lambda function's bootstrap; to try it on a machine of \
+         your own use `idempotent-consumer invoke EVENT.json` or `cargo lambda watch`"
+    )]
+    NotLambda,
+}
+
+/// Runs an effect as a Lambda function that an SQS queue triggers: a program's whole
+/// `main`.
+///
+/// ```no_run
+/// # use idempotent_consumer::effect::{Attempt, Effect, EffectError, Recovery};
+/// # struct Ship;
+/// # impl Effect for Ship {
+/// #     type Input = ();
+/// #     type Output = ();
+/// #     fn recovery(&self) -> Recovery { Recovery::Park }
+/// #     async fn apply(&self, _: &(), _: &Attempt<'_>) -> Result<(), EffectError> { Ok(()) }
+/// # }
+/// #[tokio::main(flavor = "current_thread")]
+/// async fn main() -> std::process::ExitCode {
+///     idempotent_consumer::run(Ship).await
+/// }
+/// ```
+///
+/// Settings come from the environment ([`FunctionConfig::from_env`]). What is wrong with
+/// them is reported through the runtime's init error, so that it stands in the function's
+/// log and in the answer to whoever invokes it.
+pub async fn run<E: Effect>(effect: E) -> ExitCode {
+    run_with(|_| Some(effect)).await
+}
+
+/// Like [`run`], for an effect that reads settings of its own. What it finds wrong it
+/// notes in the [`Environment`], and returns `None`.
+pub async fn run_with<E: Effect>(effect: impl FnOnce(&mut Environment<'_>) -> Option<E>) -> ExitCode {
+    telemetry::init(|name| std::env::var(name).ok());
+    let batch = match init(effect).await {
+        Ok(batch) => Arc::new(batch),
+        Err(error) => {
+            tracing::error!(error = %ErrorChain(&error), "the function can't start");
+            report(&error).await;
+            return ExitCode::FAILURE;
+        }
+    };
+    let handler = service_fn(move |event: LambdaEvent<Value>| {
+        let batch = Arc::clone(&batch);
+        async move { sqs_lambda::handle(&batch, event).await }
+    });
+    // One invocation at a time on ordinary functions, several on Managed Instances.
+    match lambda_runtime::run_concurrent(handler).await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tracing::error!(error = %ErrorChain(&*error), "the runtime stopped");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn init<E: Effect>(effect: impl FnOnce(&mut Environment<'_>) -> Option<E>) -> Result<Batch<E>, InitError> {
+    if std::env::var_os("AWS_LAMBDA_RUNTIME_API").is_none() {
+        return Err(InitError::NotLambda);
+    }
+    let mut env = Environment::of_process();
+    let config = FunctionConfig::from_env(&mut env);
+    let effect = effect(&mut env);
+    let (config, effect) = env.finish(config.zip(effect))?;
+    let store = DynamoDbStore::new(DynamoDbStore::client_from_env().await, config.table);
+    match store.warm_up().await {
+        Ok(()) => {}
+        Err(error) if error.kind() == StoreErrorKind::Unavailable => {
+            tracing::warn!(error = %ErrorChain(&error), "the table does not answer yet");
+        }
+        Err(error) => return Err(InitError::Table(error)),
+    }
+    Ok(Batch::new(Consumer::new(effect, Arc::new(store), config.consumer), config.batch))
+}
+
+/// Tells Lambda why the function can't start.
+async fn report(error: &InitError) {
+    if matches!(error, InitError::NotLambda) {
+        return;
+    }
+    let error_type = match error {
+        InitError::Config(_) => "InvalidConfiguration",
+        _ => "TableUnusable",
+    };
+    let body = serde_json::json!({
+        "errorType": error_type,
+        "errorMessage": ErrorChain(error).to_string(),
+        "stackTrace": [],
+    });
+    let request = http::Request::post("/2018-06-01/runtime/init/error")
+        .header("content-type", "application/json")
+        .header("lambda-runtime-function-error-type", format!("Runtime.{error_type}"))
+        .body(lambda_runtime_api_client::body::Body::from(body.to_string()));
+    let answer = match request {
+        Ok(request) => lambda_runtime_api_client::PooledClient::builder().build().call(request).await.map(drop),
+        Err(error) => Err(error.into()),
+    };
+    if let Err(error) = answer {
+        tracing::error!(error = %ErrorChain(&*error), "Lambda could not be told");
+    }
+}

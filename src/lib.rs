@@ -1,0 +1,53 @@
+//! An **idempotent consumer** for AWS, in Rust: every message takes effect once.
+//!
+//! Brokers deliver at least once. A consumer that crashed between charging a customer and
+//! acknowledging the message gets it again, and charges twice. What prevents that is a
+//! memory outside the consumer, asked *before* the effect and holding its *result* after
+//! it.
+//!
+//! You write an [`Effect`](effect::Effect); the crate claims each message's key in a
+//! [`Store`](store::Store) under a lease, runs the effect, stores its result, and answers
+//! duplicates from there. A whole Lambda function is one effect and a `main` of one line:
+//! see [`run`].
+//!
+//! | module | what it is about |
+//! | --- | --- |
+//! | [`message`], [`key`], [`fingerprint`], [`json`] | what was delivered, and what tells two messages apart |
+//! | [`effect`] | the side effect, how it may fail, how it is recovered |
+//! | [`record`], [`time`] | the protocol: pure transitions, leases, retention |
+//! | [`store`] | where records are kept: the contract, in memory, DynamoDB |
+//! | [`consumer`], [`batch`], [`outcome`] | one message, many messages, what became of them |
+//! | [`source`], [`config`], [`telemetry`] | Lambda's SQS events, settings, logs |
+//!
+//! # What is promised
+//!
+//! 1. No message is acknowledged without a stored result.
+//! 2. An effect whose target deduplicates by key, or that can verify, is applied exactly
+//!    once, wherever the consumer is killed; with [`Recovery::Park`](effect::Recovery),
+//!    at most once.
+//! 3. Every acknowledgement of a key reports the same result.
+//! 4. Within a group effects happen in order; one group's failure holds no other.
+//! 5. No write by a consumer that lost its claim changes a record.
+//! 6. Bad input costs one message, never the batch, and leaves a reason.
+#![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
+
+pub mod batch;
+pub mod config;
+pub mod consumer;
+pub mod effect;
+pub mod fingerprint;
+pub mod json;
+pub mod key;
+pub mod message;
+pub mod outcome;
+pub mod record;
+pub mod source;
+pub mod store;
+pub mod telemetry;
+pub mod time;
+
+#[cfg(all(feature = "dynamodb", feature = "lambda"))]
+mod function;
+
+#[cfg(all(feature = "dynamodb", feature = "lambda"))]
+pub use function::{InitError, run, run_with};

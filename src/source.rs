@@ -1,0 +1,4 @@
+//! Where messages come from.
+
+#[cfg(feature = "lambda")]
+pub mod sqs_lambda;

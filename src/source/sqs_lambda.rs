@@ -1,0 +1,129 @@
+//! SQS events that Lambda delivers: [`SqsEvent`] in, [`SqsBatchResponse`] out.
+//!
+//! What Lambda makes of the answer decides what the queue keeps, so it is checked here:
+//! an identifier that is empty or unknown fails the whole batch, and one that is left out
+//! deletes its message. The mapping must have `ReportBatchItemFailures`, or the answer is
+//! ignored.
+
+use std::collections::BTreeMap;
+
+use aws_lambda_events::event::sqs::{SqsBatchResponse, SqsEvent, SqsMessage};
+use lambda_runtime::{Context, Diagnostic, LambdaEvent};
+use serde_json::Value;
+
+use crate::batch::{Batch, BatchError};
+use crate::effect::{Effect, ErrorChain};
+use crate::message::Message;
+use crate::outcome::{Disposition, Report};
+use crate::time::{Deadline, EpochMillis};
+
+/// An invocation failed as a whole. Lambda keeps every message in its queue.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum InvocationError {
+    /// The payload is something else. Answering "no failures" would delete messages that
+    /// nobody has looked at.
+    #[error("not an SQS event: {0}; this function's one trigger must be an SQS queue")]
+    NotSqs(String),
+    /// A record can't be named in the answer, so its batch can't be answered in parts.
+    #[error("record {position} of the SQS event has no messageId, so its failure could not be reported; nothing was run")]
+    NoMessageId {
+        /// Which record, counted from 0.
+        position: usize,
+    },
+    /// Nothing could be processed.
+    #[error(transparent)]
+    Batch(#[from] BatchError),
+}
+
+impl From<InvocationError> for Diagnostic {
+    fn from(error: InvocationError) -> Self {
+        let error_type = match &error {
+            InvocationError::NotSqs(_) => "NotAnSqsEvent",
+            InvocationError::NoMessageId { .. } => "NoMessageId",
+            InvocationError::Batch(BatchError::StoreAway(_)) => "StoreAway",
+            InvocationError::Batch(BatchError::TooLittleTime { .. }) => "TooLittleTime",
+        };
+        Self { error_type: error_type.to_owned(), error_message: ErrorChain(&error).to_string() }
+    }
+}
+
+/// Handles one invocation.
+pub async fn handle<E: Effect>(
+    batch: &Batch<E>,
+    event: LambdaEvent<Value>,
+) -> Result<SqsBatchResponse, InvocationError> {
+    let reports = process(batch, event.payload, &event.context).await.inspect_err(|error| {
+        tracing::error!(
+            request_id = event.context.request_id,
+            error = %ErrorChain(error),
+            "the invocation failed; its messages stay in the queue"
+        );
+    })?;
+    Ok(response(&reports))
+}
+
+/// Processes the messages of an SQS event, to be over by the invocation's deadline.
+pub async fn process<E: Effect>(
+    batch: &Batch<E>,
+    payload: Value,
+    context: &Context,
+) -> Result<Vec<Report>, InvocationError> {
+    let messages = messages(payload)?;
+    let deadline = Deadline::at(EpochMillis::new(context.deadline), batch.consumer().clock());
+    Ok(batch.process(&messages, deadline).await?)
+}
+
+/// The messages of an SQS event.
+pub fn messages(payload: Value) -> Result<Vec<Message>, InvocationError> {
+    if payload.get("Records").is_none() {
+        return Err(InvocationError::NotSqs("it has no `Records`".to_owned()));
+    }
+    let event: SqsEvent = serde_json::from_value(payload)
+        .map_err(|error| InvocationError::NotSqs(format!("its records can't be read ({})", without_values(&error))))?;
+    event.records.into_iter().enumerate().map(|(position, record)| message(position, record)).collect()
+}
+
+/// What serde says, without the values it quotes: they may come from a body.
+fn without_values(error: &serde_json::Error) -> String {
+    format!("{:?} error at line {}, column {}", error.classify(), error.line(), error.column()).to_lowercase()
+}
+
+fn message(position: usize, record: SqsMessage) -> Result<Message, InvocationError> {
+    match record.event_source.as_deref() {
+        Some("aws:sqs") => {}
+        Some(other) => return Err(InvocationError::NotSqs(format!("record {position} comes from `{}`", other.escape_debug()))),
+        None => return Err(InvocationError::NotSqs(format!("record {position} has no `eventSource`"))),
+    }
+    let id = record.message_id.filter(|id| !id.is_empty()).ok_or(InvocationError::NoMessageId { position })?;
+    let system = |name: &str| record.attributes.get(name).cloned();
+    let mut message = Message::new(id, record.body.unwrap_or_default());
+    message.group = system("MessageGroupId");
+    message.deduplication_id = system("MessageDeduplicationId");
+    message.receive_count = system("ApproximateReceiveCount").and_then(|count| count.parse().ok());
+    message.first_received_at =
+        system("ApproximateFirstReceiveTimestamp").and_then(|millis| millis.parse().ok()).map(EpochMillis::new);
+    message.source = record.event_source_arn;
+    message.attributes = record
+        .message_attributes
+        .into_iter()
+        .filter_map(|(name, attribute)| Some((name, attribute.string_value?)))
+        .collect::<BTreeMap<_, _>>();
+    Ok(message)
+}
+
+/// The answer: every message that is not acked, by its id.
+///
+/// Without a dead-letter queue of its own the function reports what a person must look at
+/// as failed too, and the queue's redrive policy moves it.
+#[must_use]
+pub fn response(reports: &[Report]) -> SqsBatchResponse {
+    let mut response = SqsBatchResponse::default();
+    response.set_failures(
+        reports
+            .iter()
+            .filter(|report| report.outcome.disposition() != Disposition::Ack)
+            .map(|report| report.message_id.clone()),
+    );
+    response
+}

@@ -1,0 +1,325 @@
+//! Time: typed seconds and milliseconds, the clock, leases, retention, deadlines.
+//!
+//! The only file that reads a clock. Everything that decides takes `now` as an argument,
+//! so that tests and the model choose it.
+
+use std::fmt;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// A point in time, whole seconds since the Unix epoch. DynamoDB's TTL counts in these.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct EpochSeconds(u64);
+
+impl EpochSeconds {
+    /// The point `seconds` after the epoch.
+    #[must_use]
+    pub const fn new(seconds: u64) -> Self {
+        Self(seconds)
+    }
+
+    /// Seconds since the epoch.
+    #[must_use]
+    pub const fn get(self) -> u64 {
+        self.0
+    }
+
+    /// The same point in milliseconds.
+    #[must_use]
+    pub const fn to_millis(self) -> EpochMillis {
+        EpochMillis(self.0.saturating_mul(1000))
+    }
+}
+
+/// A point in time, milliseconds since the Unix epoch. Leases count in these.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct EpochMillis(u64);
+
+impl EpochMillis {
+    /// The point `millis` milliseconds after the epoch.
+    #[must_use]
+    pub const fn new(millis: u64) -> Self {
+        Self(millis)
+    }
+
+    /// Milliseconds since the epoch.
+    #[must_use]
+    pub const fn get(self) -> u64 {
+        self.0
+    }
+
+    /// The second this point lies in.
+    #[must_use]
+    pub const fn to_seconds(self) -> EpochSeconds {
+        EpochSeconds(self.0 / 1000)
+    }
+
+    /// This point, `duration` later.
+    #[must_use]
+    pub fn plus(self, duration: Duration) -> Self {
+        Self(self.0.saturating_add(whole_millis(duration)))
+    }
+
+    /// This point, `duration` earlier; never before the epoch.
+    #[must_use]
+    pub fn minus(self, duration: Duration) -> Self {
+        Self(self.0.saturating_sub(whole_millis(duration)))
+    }
+
+    /// How long after `earlier` this is; zero if it is not.
+    #[must_use]
+    pub const fn since(self, earlier: Self) -> Duration {
+        Duration::from_millis(self.0.saturating_sub(earlier.0))
+    }
+}
+
+fn whole_millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+impl fmt::Display for EpochSeconds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} s", self.0)
+    }
+}
+
+impl fmt::Display for EpochMillis {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ms", self.0)
+    }
+}
+
+/// Where "now" comes from.
+pub trait Clock: fmt::Debug + Send + Sync + 'static {
+    /// The wall clock.
+    fn now(&self) -> EpochMillis;
+}
+
+/// The machine's wall clock.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct SystemClock;
+
+impl Clock for SystemClock {
+    #[allow(clippy::disallowed_methods)] // the one place that may
+    fn now(&self) -> EpochMillis {
+        // A clock before 1970 counts as 1970: leases then look alive, which is the safe side.
+        let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        EpochMillis(whole_millis(since_epoch))
+    }
+}
+
+/// A clock that only moves when told to.
+#[cfg(any(test, feature = "test-util"))]
+#[derive(Debug)]
+pub struct ManualClock(std::sync::atomic::AtomicU64);
+
+#[cfg(any(test, feature = "test-util"))]
+impl ManualClock {
+    /// A clock that stands at `now`.
+    #[must_use]
+    pub const fn new(now: EpochMillis) -> Self {
+        Self(std::sync::atomic::AtomicU64::new(now.0))
+    }
+
+    /// Moves the clock forward.
+    pub fn advance(&self, by: Duration) {
+        self.0.fetch_add(whole_millis(by), std::sync::atomic::Ordering::SeqCst);
+    }
+}
+
+#[cfg(any(test, feature = "test-util"))]
+impl Clock for ManualClock {
+    fn now(&self) -> EpochMillis {
+        EpochMillis(self.0.load(std::sync::atomic::Ordering::SeqCst))
+    }
+}
+
+/// How long a claim holds: until then nobody else may take the key over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Lease(EpochMillis);
+
+impl Lease {
+    /// A lease that its owner gave up. It lies at the epoch, so it has lapsed by
+    /// anybody's clock.
+    pub const GIVEN_UP: Self = Self(EpochMillis(0));
+
+    /// A lease that ends at `end`.
+    #[must_use]
+    pub const fn until(end: EpochMillis) -> Self {
+        Self(end)
+    }
+
+    /// When the lease ends.
+    #[must_use]
+    pub const fn end(self) -> EpochMillis {
+        self.0
+    }
+
+    /// Whether the lease is over beyond doubt: `margin` is how far two clocks may
+    /// differ.
+    #[must_use]
+    pub fn has_lapsed(self, now: EpochMillis, margin: Duration) -> bool {
+        self.0.plus(margin) < now
+    }
+}
+
+/// How long a finished record is remembered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Retention(u64);
+
+/// The longest retention accepted, a hundred years of seconds: more is a mistake in the
+/// unit.
+const MAX_RETENTION_SECONDS: u64 = 100 * 366 * 24 * 60 * 60;
+
+/// A retention that can't be meant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RetentionError {
+    /// Zero: a duplicate would never be recognised.
+    #[error("a retention of zero seconds recognises no duplicate: give a positive number of seconds")]
+    Zero,
+    /// More than a hundred years, or beyond what a number holds.
+    #[error("a retention of more than 100 years can't be meant: are the values in seconds?")]
+    TooLong,
+}
+
+impl Retention {
+    /// A retention of that many seconds.
+    pub const fn from_seconds(seconds: u64) -> Result<Self, RetentionError> {
+        match seconds {
+            0 => Err(RetentionError::Zero),
+            s if s > MAX_RETENTION_SECONDS => Err(RetentionError::TooLong),
+            s => Ok(Self(s)),
+        }
+    }
+
+    /// The floor for a queue, `visibility timeout x max receives + buffer`: as long as
+    /// the queue may still hand the message out, and the buffer longer.
+    pub fn for_queue(
+        visibility_timeout_seconds: u64,
+        max_receive_count: u32,
+        buffer_seconds: u64,
+    ) -> Result<Self, RetentionError> {
+        visibility_timeout_seconds
+            .checked_mul(u64::from(max_receive_count))
+            .and_then(|window| window.checked_add(buffer_seconds))
+            .ok_or(RetentionError::TooLong)
+            .and_then(Self::from_seconds)
+    }
+
+    /// The length in seconds.
+    #[must_use]
+    pub const fn seconds(self) -> u64 {
+        self.0
+    }
+
+    /// When a record written at `now` is forgotten.
+    #[must_use]
+    pub const fn expiry(self, now: EpochMillis) -> EpochSeconds {
+        EpochSeconds(now.to_seconds().0.saturating_add(self.0))
+    }
+}
+
+/// When the work at hand must be over, on the wall clock (for leases) and on the
+/// runtime's timer (for waiting).
+#[derive(Debug, Clone, Copy)]
+pub struct Deadline {
+    wall: EpochMillis,
+    timer: tokio::time::Instant,
+}
+
+impl Deadline {
+    /// The deadline at `wall`, by that clock.
+    #[must_use]
+    #[allow(clippy::disallowed_methods)] // the timer half of the clock
+    pub fn at(wall: EpochMillis, clock: &dyn Clock) -> Self {
+        let remaining = wall.since(clock.now());
+        let now = tokio::time::Instant::now();
+        // A time so far off that the timer can't hold it: a year is as good.
+        let timer = now.checked_add(remaining).unwrap_or(now + Duration::from_hours(365 * 24));
+        Self { wall, timer }
+    }
+
+    /// The deadline `duration` from now.
+    #[must_use]
+    pub fn after(duration: Duration, clock: &dyn Clock) -> Self {
+        Self::at(clock.now().plus(duration), clock)
+    }
+
+    /// This deadline, `duration` earlier.
+    #[must_use]
+    pub fn earlier(self, duration: Duration) -> Self {
+        Self {
+            wall: self.wall.minus(duration),
+            timer: self.timer.checked_sub(duration).unwrap_or(self.timer),
+        }
+    }
+
+    /// The point on the wall clock.
+    #[must_use]
+    pub const fn wall(self) -> EpochMillis {
+        self.wall
+    }
+
+    /// Time left; zero once it has passed.
+    #[must_use]
+    #[allow(clippy::disallowed_methods)]
+    pub fn remaining(self) -> Duration {
+        self.timer.saturating_duration_since(tokio::time::Instant::now())
+    }
+
+    /// Runs `future` to its end, or drops it at the deadline (`None`).
+    pub async fn limit<F: Future>(self, future: F) -> Option<F::Output> {
+        tokio::time::timeout_at(self.timer, future).await.ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn retention_is_the_window_plus_the_buffer() {
+        assert_eq!(Retention::for_queue(180, 5, 86_400).unwrap().seconds(), 87_300);
+    }
+
+    #[test]
+    fn retention_refuses_zero_and_overflow() {
+        assert_eq!(Retention::for_queue(0, 5, 0), Err(RetentionError::Zero));
+        assert_eq!(Retention::for_queue(u64::MAX, 2, 0), Err(RetentionError::TooLong));
+        assert_eq!(Retention::for_queue(u64::MAX, 1, 1), Err(RetentionError::TooLong));
+        // Milliseconds given for seconds.
+        assert_eq!(Retention::for_queue(180_000_000_000, 5, 0), Err(RetentionError::TooLong));
+    }
+
+    #[test]
+    fn a_lease_lapses_only_after_the_margin() {
+        let lease = Lease::until(EpochMillis::new(10_000));
+        let margin = Duration::from_secs(1);
+        assert!(!lease.has_lapsed(EpochMillis::new(10_500), margin));
+        assert!(!lease.has_lapsed(EpochMillis::new(11_000), margin));
+        assert!(lease.has_lapsed(EpochMillis::new(11_001), margin));
+    }
+
+    #[test]
+    fn a_lease_given_up_has_lapsed_whatever_the_margin() {
+        assert!(Lease::GIVEN_UP.has_lapsed(SystemClock.now(), Duration::from_secs(3600)));
+    }
+
+    #[test]
+    fn seconds_and_milliseconds_convert_without_wrapping() {
+        assert_eq!(EpochSeconds::new(u64::MAX).to_millis().get(), u64::MAX);
+        assert_eq!(EpochMillis::new(1_999).to_seconds().get(), 1);
+        assert_eq!(EpochMillis::new(5).minus(Duration::from_secs(1)).get(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_deadline_drops_what_runs_over_it() {
+        let clock = ManualClock::new(EpochMillis::new(1_000_000));
+        let deadline = Deadline::after(Duration::from_secs(2), &clock);
+        assert_eq!(deadline.wall().get(), 1_002_000);
+        assert_eq!(deadline.limit(std::future::pending::<()>()).await, None);
+        assert_eq!(deadline.remaining(), Duration::ZERO);
+        assert_eq!(deadline.limit(std::future::ready(7)).await, Some(7), "what is ready counts");
+    }
+}

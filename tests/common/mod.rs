@@ -1,0 +1,4 @@
+//! What the test programs share.
+#![allow(dead_code, unreachable_pub, missing_docs)]
+
+pub mod dynamo;

@@ -1,0 +1,311 @@
+#!/usr/bin/env python3
+"""End to end: the real binary, the real template, a queue, a mapping and a table.
+
+    .tools/venv/bin/python tests/e2e/run.py --binary target/debug/consumer
+
+Starts ministack and a target for the effect, deploys template.yaml twice and sends messages:
+
+* "many": 300 messages in 20 groups, a quarter of them duplicates, a few first calls fail;
+* "poison": one order that always fails, in the middle of a group.
+
+With --endpoint (a running LocalStack or ministack) no emulator is started. There the function
+may live in a container: --sink-host names this machine as the container sees it.
+"""
+
+import argparse
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "localstack"))
+
+try:
+    import deploy
+except ModuleNotFoundError as error:
+    sys.exit(
+        f"e2e: {error.name} is not installed: python3 -m venv .tools/venv && "
+        ".tools/venv/bin/pip install -r localstack/requirements.txt, then run this with .tools/venv/bin/python"
+    )
+from emulator import Ministack  # noqa: E402
+from sink import Sink  # noqa: E402
+
+OUTPUT = ROOT / "target" / "e2e"
+
+# The smallest that the template's rules allow: a failed message comes back after
+# the visibility timeout, and the poison one has to come back five times.
+VISIBILITY, RECEIVES, BUFFER = 18, 5, 3600
+RETENTION = VISIBILITY * RECEIVES + BUFFER
+PARAMETERS = {
+    "FunctionTimeoutSeconds": 3,
+    "VisibilityTimeoutSeconds": VISIBILITY,
+    "EffectTimeoutSeconds": 2,
+    "MaxReceiveCount": RECEIVES,
+    "RetentionBufferSeconds": BUFFER,
+    "EffectRecovery": "rerun",
+}
+
+MESSAGES, GROUPS, DUPLICATES, BUSY = 300, 20, 75, 8
+
+
+class Checks:
+    """Collects verdicts; one that fails does not hide the next."""
+
+    def __init__(self):
+        self.passed = self.failed = 0
+
+    def that(self, what, wrong=None):
+        """`wrong` is what was seen instead; empty if all is well."""
+        if wrong:
+            self.failed += 1
+            print(f"FAIL  {what}\n      {wrong}")
+        else:
+            self.passed += 1
+            print(f"ok    {what}")
+
+    def equal(self, what, seen, expected):
+        self.that(what, None if seen == expected else f"expected {expected!r}, saw {seen!r}")
+
+
+def wait(what, condition, seconds, every=0.2):
+    """Polls until the condition holds; says what did not happen."""
+    end = time.monotonic() + seconds
+    while not (seen := condition()):
+        if time.monotonic() > end:
+            print(f"      gave up after {seconds} s waiting for: {what}")
+            return seen
+        time.sleep(every)
+    return seen
+
+
+class Stack:
+    """One deployment and what can be seen of it."""
+
+    def __init__(self, name, binary, url):
+        self.name = name
+        self.outputs = deploy.deploy(binary, {**PARAMETERS, "EffectUrl": url}, stack=name)
+        self.sqs, self.table = deploy.client("sqs"), deploy.client("dynamodb")
+
+    def send(self, messages):
+        """(deduplication id, body) pairs, in order."""
+        for start in range(0, len(messages), 10):
+            answer = self.sqs.send_message_batch(
+                QueueUrl=self.outputs["QueueUrl"],
+                Entries=[
+                    {
+                        "Id": str(index),
+                        "MessageBody": json.dumps(body),
+                        "MessageGroupId": body["group"],
+                        "MessageDeduplicationId": deduplication,
+                    }
+                    for index, (deduplication, body) in enumerate(messages[start : start + 10])
+                ],
+            )
+            if answer.get("Failed"):
+                raise RuntimeError(f"{self.name}: the queue refused messages: {answer['Failed']}")
+
+    def depth(self, queue="QueueUrl"):
+        names = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
+        answer = self.sqs.get_queue_attributes(QueueUrl=self.outputs[queue], AttributeNames=names)
+        return sum(int(answer["Attributes"][name]) for name in names)
+
+    def dead_letters(self):
+        answer = self.sqs.receive_message(
+            QueueUrl=self.outputs["DeadLetterQueueUrl"], MaxNumberOfMessages=10, VisibilityTimeout=0
+        )
+        return sorted(json.loads(message["Body"])["orderId"] for message in answer.get("Messages", []))
+
+    def records(self):
+        pages = self.table.get_paginator("scan").paginate(TableName=self.outputs["TableName"], ConsistentRead=True)
+        return {
+            item["id"]["S"]: {name: next(iter(value.values())) for name, value in item.items()}
+            for page in pages
+            for item in page["Items"]
+        }
+
+    def log_tail(self, lines=40):
+        logs, group = deploy.client("logs"), self.outputs["LogGroupName"]
+        events = []
+        for stream in logs.describe_log_streams(logGroupName=group)["logStreams"]:
+            page = logs.get_log_events(logGroupName=group, logStreamName=stream["logStreamName"], limit=lines)
+            events += page["events"]
+        events.sort(key=lambda event: event["timestamp"])
+        return [event["message"].rstrip() for event in events[-lines:]]
+
+
+def many(seed):
+    """Orders in their groups, their duplicates later among them, and the orders whose first call fails."""
+    pick = random.Random(seed)
+    orders = [
+        {"orderId": f"order-{index:03}", "group": f"group-{index % GROUPS:02}", "seq": index // GROUPS, "amount": pick.randint(1, 999)}
+        for index in range(MESSAGES - DUPLICATES)
+    ]
+    # A position of 12.5 comes after the thirteenth order and before the next.
+    placed = [(index, f"first-{body['orderId']}", body) for index, body in enumerate(orders)]
+    for index in pick.sample(range(len(orders)), DUPLICATES):
+        later = pick.choice([index, pick.randrange(index, len(orders))]) + 0.5
+        # Another deduplication id: SQS lets it through, as after its five minutes.
+        placed.append((later, f"again-{orders[index]['orderId']}", orders[index]))
+    placed.sort(key=lambda entry: entry[0])
+    # Each in a group of its own, so that the waits for redelivery overlap.
+    groups = pick.sample(range(GROUPS), BUSY)
+    busy = [orders[group + GROUPS * pick.randrange(len(orders) // GROUPS)]["orderId"] for group in groups]
+    return orders, [(deduplication, body) for _, deduplication, body in placed], busy
+
+
+def poison():
+    bodies = [{"orderId": f"poison-{seq}", "group": "poison", "seq": seq, "amount": seq} for seq in range(5)]
+    return bodies, bodies[2]["orderId"]
+
+
+def check_effects(checks, label, orders, effects):
+    count = Counter(key for key, _ in effects)
+    wrong = {body["orderId"]: count[body["orderId"]] for body in orders if count[body["orderId"]] != 1}
+    checks.that(f"{label}: each of {len(orders)} orders took effect exactly once", wrong and f"times per order: {wrong}")
+    sequences = defaultdict(list)
+    for _, body in effects:
+        sequences[body.get("group")].append(body.get("seq"))
+    wrong = {group: seen for group, seen in sequences.items() if seen != sorted(seen)}
+    checks.that(f"{label}: in order within each of {len(sequences)} groups", wrong)
+
+
+def check_records(checks, label, orders, stack):
+    records = stack.records()
+    # Without a scope of its own the stack's name is the scope.
+    expected = {f"{stack.name}#{body['orderId']}" for body in orders}
+    checks.that(
+        f"{label}: one record per order, under the stack's scope",
+        None if set(records) == expected else f"missing {sorted(expected - set(records))[:5]}, "
+        f"unexpected {sorted(set(records) - expected)[:5]}",
+    )
+    status = Counter(record["status"] for record in records.values())
+    checks.equal(f"{label}: every record is completed", dict(status), {"COMPLETED": len(orders)})
+    held = [key for key, record in records.items() if "owner" in record or "in_progress_expiration" in record]
+    checks.that(f"{label}: no record keeps an owner or a lease", held[:5])
+    wrong = {
+        key: f"expiration {record.get('expiration')}, completed_at {record.get('completed_at')}"
+        for key, record in records.items()
+        if int(record.get("expiration", 0)) != int(record.get("completed_at", 0)) // 1000 + RETENTION
+    }
+    checks.that(f"{label}: remembered for {VISIBILITY} s x {RECEIVES} + {BUFFER} s", dict(list(wrong.items())[:5]))
+
+
+def refuses_short_visibility(binary, url):
+    """The template's rules, as CloudFormation applies them."""
+    try:
+        parameters = {**PARAMETERS, "EffectUrl": url, "FunctionTimeoutSeconds": 5}
+        deploy.deploy(binary, parameters, stack="refused")
+    except (deploy.DeployError, deploy.ClientError) as error:
+        return None if "FunctionTimeoutSeconds 5 needs" in str(error) else f"refused, but with: {error}"
+    return f"deployed with a function timeout of 5 s and a visibility timeout of {VISIBILITY} s"
+
+
+def small_copy(binary, folder):
+    """Debug binaries are big: the copy that is uploaded goes without symbols."""
+    copy = Path(folder) / "bootstrap"
+    shutil.copy(binary, copy)
+    if copy.read_bytes()[:4] == b"\x7fELF" and shutil.which("strip"):
+        subprocess.run(["strip", copy], check=True)
+    return copy
+
+
+def run(arguments, checks):
+    started = time.monotonic()
+    orders, messages, busy = many(arguments.seed)
+    poisoned, refused = poison()
+    mates = [body for body in poisoned if body["orderId"] != refused]
+    sink = Sink(arguments.sink_host, busy=busy, refused=[refused])
+    scratch = tempfile.TemporaryDirectory(prefix="e2e-")
+    emulator = None
+    stacks = []
+    try:
+        if not arguments.endpoint:
+            emulator = Ministack(OUTPUT / "ministack.log")
+            if not wait("ministack to be ready", emulator.ready, 30):
+                raise RuntimeError(f"ministack is not ready; see {emulator.log}")
+        os.environ["AWS_ENDPOINT_URL"] = arguments.endpoint or emulator.url
+        binary = small_copy(arguments.binary, scratch.name)
+        if emulator:
+            checks.that("rules: a visibility timeout below six times is refused", refuses_short_visibility(binary, sink.url))
+        stacks += [Stack("e2e-poison", binary, sink.url), Stack("e2e-many", binary, sink.url)]
+        poison_stack, many_stack = stacks
+        deployed = time.monotonic()
+
+        # The poison order needs its redeliveries: let them pass while the many are at work.
+        poison_stack.send([(body["orderId"], body) for body in poisoned])
+        many_stack.send(messages)
+
+        wait("the queue of many to drain", lambda: many_stack.depth() == 0, 90)
+        drained = time.monotonic()
+        effects = [(key, body) for key, body in sink.effects() if body.get("group") != "poison"]
+        check_effects(checks, "many", orders, effects)
+        checks.equal("many: queue drained", many_stack.depth(), 0)
+        checks.equal("many: dead-letter queue empty", many_stack.depth("DeadLetterQueueUrl"), 0)
+        failed = sorted(key for key, status, _, _ in sink.calls if status == 503)
+        checks.equal("many: each order that was to fail at first did so once", failed, sorted(busy))
+        check_records(checks, "many", orders, many_stack)
+
+        wait(
+            "the poison order to reach the dead-letter queue and its group to be done",
+            lambda: poison_stack.depth() == 0 and poison_stack.depth("DeadLetterQueueUrl") > 0,
+            VISIBILITY * (RECEIVES + 2),
+        )
+        effects = [(key, body) for key, body in sink.effects() if body.get("group") == "poison"]
+        checks.equal("poison: only that order is in the dead-letter queue", poison_stack.dead_letters(), [refused])
+        check_effects(checks, "poison", mates, effects)
+        checks.equal("poison: queue drained", poison_stack.depth(), 0)
+        bare = [key for key, _, _, headers in sink.calls if not (headers.get("Message-Id") and headers.get("Idempotency-Attempt"))]
+        checks.that("every call carries Message-Id and Idempotency-Attempt", bare[:5])
+
+        statuses = Counter(status for _, status, _, _ in sink.calls)
+        print(
+            f"\n{len(messages)} messages for {len(orders)} orders in {GROUPS} groups, seed {arguments.seed}: "
+            f"drained in {drained - deployed:.1f} s (one redelivery takes {VISIBILITY} s)\n"
+            f"calls: {statuses[200]} took effect, {statuses[503]} were busy, {statuses[422]} refused; "
+            f"whole run {time.monotonic() - started:.1f} s"
+        )
+    finally:
+        if checks.failed or sys.exc_info()[0]:
+            for stack in stacks:
+                print(f"\nlast log lines of {stack.name}:", *log_tail(stack), sep="\n  ")
+        sink.stop()
+        if emulator:
+            emulator.stop()
+        scratch.cleanup()
+
+
+def log_tail(stack):
+    try:
+        return stack.log_tail()
+    except Exception as error:  # the verdict matters more than the log
+        return [f"cannot be read: {error}"]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--binary", type=Path, required=True, help="the built consumer")
+    parser.add_argument("--endpoint", help="a running emulator instead of a ministack of our own")
+    parser.add_argument("--sink-host", default="127.0.0.1", help="where the function reaches this machine")
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    if not arguments.binary.is_file():
+        sys.exit(f"e2e: no binary at {arguments.binary}: cargo build --features http --bin consumer")
+    OUTPUT.mkdir(parents=True, exist_ok=True)
+    checks = Checks()
+    try:
+        run(arguments, checks)
+    except Exception as error:
+        checks.that("the run itself", f"{type(error).__name__}: {error}")
+    print(f"e2e: {checks.passed} passed, {checks.failed} failed")
+    sys.exit(1 if checks.failed else 0)
+
+
+if __name__ == "__main__":
+    main()

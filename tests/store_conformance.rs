@@ -1,0 +1,23 @@
+//! The conformance suite on every store.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::sync::Arc;
+
+use idempotent_consumer::store::{Store, conformance, memory::MemoryStore};
+
+use crate::common::dynamo::Dynamo;
+
+#[tokio::test]
+async fn memory() {
+    let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+    conformance::run_all(&store).await;
+}
+
+#[tokio::test]
+async fn dynamodb() {
+    let dynamo = Dynamo::start().await;
+    let store: Arc<dyn Store> = Arc::new(dynamo.store());
+    conformance::run_all(&store).await;
+}
