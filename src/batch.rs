@@ -136,7 +136,8 @@ impl<E: Effect> Batch<E> {
         if remaining < needed && !messages.is_empty() {
             return Err(BatchError::TooLittleTime { remaining, needed });
         }
-        let run = Run { deadline, store_failures_in_a_row: AtomicUsize::new(0), store_answered: AtomicBool::new(false) };
+        let run =
+            Run { deadline, store_failures_in_a_row: AtomicUsize::new(0), store_answered: AtomicBool::new(false) };
         let run = &run;
         // Futures in a list, not a mapped stream: a closure over borrowed messages inside the
         // stream would make this future's `Send` undecidable to the compiler.

@@ -166,11 +166,11 @@ impl FunctionConfig {
     /// | `STORE_OUTAGE` | `reject` | or `process` |
     pub fn from_env(env: &mut Environment<'_>) -> Option<Self> {
         let table = env.required::<String>("TABLE_NAME", "the name of the DynamoDB table");
-        let visibility = env.required::<u64>("VISIBILITY_TIMEOUT_SECONDS", "the queue's visibility timeout, in seconds");
+        let visibility =
+            env.required::<u64>("VISIBILITY_TIMEOUT_SECONDS", "the queue's visibility timeout, in seconds");
         let max_receives = positive::<u32>(env, "MAX_RECEIVE_COUNT", true, "the queue's maxReceiveCount, 1 or more");
-        let buffer = env
-            .optional::<u64>("RETENTION_BUFFER_SECONDS", "a number of seconds, 86400 if not set")
-            .unwrap_or(86_400);
+        let buffer =
+            env.optional::<u64>("RETENTION_BUFFER_SECONDS", "a number of seconds, 86400 if not set").unwrap_or(86_400);
         let key = env
             .optional::<KeyExpression>("IDEMPOTENCY_KEY", "such as `/idempotencyKey | /orderId`, the default")
             .unwrap_or_default();

@@ -160,7 +160,8 @@ impl<E: Effect> Consumer<E> {
     /// Reads key, fingerprint and input. The key is computed here, once: nothing that
     /// happens later changes which record is meant.
     pub(crate) fn prepare(&self, message: &Message) -> Result<Prepared<E::Input>, Outcome> {
-        let rejected = |error: &(dyn std::error::Error + 'static)| Outcome::Rejected { reason: ErrorChain(error).to_string() };
+        let rejected =
+            |error: &(dyn std::error::Error + 'static)| Outcome::Rejected { reason: ErrorChain(error).to_string() };
         let json = Json::parse(&message.body);
         let value = self.settings.key.extract(message, json.as_ref()).map_err(|error| rejected(&error))?;
         let input = catch(|| self.effect.input(message))
@@ -175,7 +176,12 @@ impl<E: Effect> Consumer<E> {
     }
 
     /// Asks for the claim, and judges what stands in the way of it.
-    pub(crate) async fn admit(&self, message: &Message, prepared: &Prepared<E::Input>, deadline: Deadline) -> Admission {
+    pub(crate) async fn admit(
+        &self,
+        message: &Message,
+        prepared: &Prepared<E::Input>,
+        deadline: Deadline,
+    ) -> Admission {
         let now = self.clock.now();
         let request = ClaimRequest {
             id: RecordId::new(prepared.key.id()),
@@ -211,9 +217,9 @@ impl<E: Effect> Consumer<E> {
         match self.store.take_over(seen, request).await {
             Ok(ClaimOutcome::Won(claim)) => Admission::Held(Held { claim: Some(claim), taken_over: true }),
             // A rival was faster. If its claim is over already, the next delivery sees to it.
-            Ok(ClaimOutcome::Lost(record)) => Admission::Settled(
-                self.settle(&record, request).unwrap_or(Outcome::InFlight { until: request.now }),
-            ),
+            Ok(ClaimOutcome::Lost(record)) => {
+                Admission::Settled(self.settle(&record, request).unwrap_or(Outcome::InFlight { until: request.now }))
+            }
             Ok(ClaimOutcome::Gone) => Admission::Settled(Outcome::InFlight { until: request.now }),
             Err(error) => self.without_store(error),
         }
@@ -248,7 +254,8 @@ impl<E: Effect> Consumer<E> {
     ) -> Outcome {
         let effects_end = deadline.earlier(self.settings.answer_reserve);
         let attempt = Attempt::new(&prepared.key, held.attempt().unwrap_or(0), message, effects_end);
-        let writes = Writes { consumer: self, claim: held.claim, end: deadline.earlier(self.settings.answer_reserve / 4) };
+        let writes =
+            Writes { consumer: self, claim: held.claim, end: deadline.earlier(self.settings.answer_reserve / 4) };
 
         if held.taken_over {
             match self.effect.recovery() {
@@ -404,7 +411,13 @@ fn warn_unless_applied(answer: Option<Result<FencedOutcome, StoreError>>, claim:
         Some(Err(error)) => ErrorChain(&error).to_string(),
         None => "no time was left".to_owned(),
     };
-    tracing::warn!(key = claim.id.as_str(), attempt = claim.attempt, doing, why, "the key stays claimed until its lease ends");
+    tracing::warn!(
+        key = claim.id.as_str(),
+        attempt = claim.attempt,
+        doing,
+        why,
+        "the key stays claimed until its lease ends"
+    );
 }
 
 /// Runs a piece of user code: its panic and its overrun are failures with an unknown

@@ -86,14 +86,44 @@ pub trait Effect: Send + Sync + 'static {
 
     /// Reads the input from the message: by default its body as JSON. An error rejects
     /// the message before anything is claimed.
+    ///
+    /// What the error says is logged, so it should not quote the body.
     fn input(&self, message: &Message) -> Result<Self::Input, BoxError> {
-        Ok(serde_json::from_str(&message.body)?)
+        serde_json::from_str(&message.body).map_err(|error| InvalidInput::from(&error).into())
     }
 
     /// The longest the effect takes, if it limits itself: messages are not started with
     /// less time left.
     fn time_limit(&self) -> Option<Duration> {
         None
+    }
+}
+
+/// The body is not what the effect reads. Says where and what kind of thing is wrong, and
+/// not what stands there: serde quotes values, and bodies are not for logs.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("the body does not fit the effect's input: {problem} at line {line}, column {column}")]
+pub struct InvalidInput {
+    problem: String,
+    line: usize,
+    column: usize,
+}
+
+impl From<&serde_json::Error> for InvalidInput {
+    fn from(error: &serde_json::Error) -> Self {
+        use serde_json::error::Category;
+
+        let text = error.to_string();
+        let problem = match error.classify() {
+            Category::Eof => "it ends too early",
+            Category::Syntax | Category::Io => "it is not JSON",
+            // A field's name is the effect's own word.
+            Category::Data if text.starts_with("missing field `") => {
+                text.rsplit_once(" at line ").map_or(text.as_str(), |(problem, _)| problem)
+            }
+            Category::Data => "a value of another type or out of range",
+        };
+        Self { problem: problem.to_owned(), line: error.line(), column: error.column() }
     }
 }
 

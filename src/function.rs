@@ -62,6 +62,9 @@ pub async fn run<E: Effect>(effect: E) -> ExitCode {
 /// notes in the [`Environment`], and returns `None`.
 pub async fn run_with<E: Effect>(effect: impl FnOnce(&mut Environment<'_>) -> Option<E>) -> ExitCode {
     telemetry::init(|name| std::env::var(name).ok());
+    // A panic in an effect is caught and costs one message; its text belongs in the log,
+    // as a line like any other.
+    std::panic::set_hook(Box::new(|panic| tracing::error!(panic = %panic, "a panic")));
     let batch = match init(effect).await {
         Ok(batch) => Arc::new(batch),
         Err(error) => {

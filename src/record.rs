@@ -322,8 +322,7 @@ pub fn take_over(current: Option<&Record>, seen: &Record, request: &ClaimRequest
 #[must_use]
 pub fn complete(current: Option<&Record>, claim: &Claim, completion: &Completion) -> Option<Record> {
     let current = current?;
-    let state =
-        State::Completed { result: completion.result.clone(), completed_at: Some(completion.completed_at) };
+    let state = State::Completed { result: completion.result.clone(), completed_at: Some(completion.completed_at) };
     let own_write_came_back = current.attempt == claim.attempt && current.state == state;
     (current.is_held_by(claim) || own_write_came_back).then(|| Record {
         state,

@@ -60,19 +60,11 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     ) -> BoxFuture<'a, Result<FencedOutcome, StoreError>>;
 
     /// Puts the key aside for a person and ends the claim ([`record::park`](crate::record::park)).
-    fn park<'a>(
-        &'a self,
-        claim: &'a Claim,
-        parking: &'a Parking,
-    ) -> BoxFuture<'a, Result<FencedOutcome, StoreError>>;
+    fn park<'a>(&'a self, claim: &'a Claim, parking: &'a Parking) -> BoxFuture<'a, Result<FencedOutcome, StoreError>>;
 
     /// Moves the end of the claim's lease ([`record::set_lease`](crate::record::set_lease)):
     /// further away, or to [`Lease::GIVEN_UP`].
-    fn set_lease<'a>(
-        &'a self,
-        claim: &'a Claim,
-        lease: Lease,
-    ) -> BoxFuture<'a, Result<FencedOutcome, StoreError>>;
+    fn set_lease<'a>(&'a self, claim: &'a Claim, lease: Lease) -> BoxFuture<'a, Result<FencedOutcome, StoreError>>;
 
     /// Gives back a claim under which nothing has happened
     /// ([`record::release`](crate::record::release)).

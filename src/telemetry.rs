@@ -31,7 +31,6 @@ pub fn log_report(report: &Report) {
     }
 }
 
-
 /// Sends log lines to standard output as Lambda wants them: `AWS_LAMBDA_LOG_FORMAT`
 /// `JSON` (default here) or `Text`, from `AWS_LAMBDA_LOG_LEVEL` (default `INFO`) up.
 ///
@@ -55,17 +54,15 @@ pub fn init(variable: impl Fn(&str) -> Option<String>) {
         _ => LevelFilter::INFO,
     };
     let below = level.min(LevelFilter::WARN);
-    let targets = Targets::new().with_default(level).with_targets(
-        ["aws_", "h2", "hyper", "lambda_runtime", "reqwest", "rustls"].map(|library| (library, below)),
-    );
+    let targets = Targets::new()
+        .with_default(level)
+        .with_targets(["aws_", "h2", "hyper", "lambda_runtime", "reqwest", "rustls"].map(|library| (library, below)));
     let registry = tracing_subscriber::registry().with(targets);
     let text = variable("AWS_LAMBDA_LOG_FORMAT").is_some_and(|format| format.eq_ignore_ascii_case("text"));
     // A second call finds a subscriber set, which is as good.
     let _ = if text {
         registry.with(fmt::layer().with_ansi(false)).try_init()
     } else {
-        registry
-            .with(fmt::layer().json().flatten_event(true).with_current_span(false).with_span_list(false))
-            .try_init()
+        registry.with(fmt::layer().json().flatten_event(true).with_current_span(false).with_span_list(false)).try_init()
     };
 }

@@ -248,10 +248,7 @@ impl Deadline {
     /// This deadline, `duration` earlier.
     #[must_use]
     pub fn earlier(self, duration: Duration) -> Self {
-        Self {
-            wall: self.wall.minus(duration),
-            timer: self.timer.checked_sub(duration).unwrap_or(self.timer),
-        }
+        Self { wall: self.wall.minus(duration), timer: self.timer.checked_sub(duration).unwrap_or(self.timer) }
     }
 
     /// The point on the wall clock.

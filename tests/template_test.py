@@ -181,7 +181,7 @@ def check_effect_timeout(template):
         )
         equal(
             accepted,
-            int(effect) < int(timeout),
+            int(effect) + 2 <= int(timeout),
             f"rules on a function timeout of {timeout} s and an effect timeout of {effect} s",
         )
 
@@ -254,7 +254,7 @@ def check_environment(template):
     variables = template.properties("Function")["Environment"]["Variables"]
     equal(set(variables), set(ENVIRONMENT), "environment of the function")
     for name, value in variables.items():
-        # An optional one is {"Fn::If": [condition, value, otherwise]}.
+        # The scope is {"Fn::If": [it is given, it, otherwise]}.
         value = value["Fn::If"][1] if "Fn::If" in value else value
         equal(value, ref(ENVIRONMENT[name]), name)
     # A generated name changes with the function, and with it every record's id.

@@ -26,7 +26,9 @@ pub enum InvocationError {
     #[error("not an SQS event: {0}; this function's one trigger must be an SQS queue")]
     NotSqs(String),
     /// A record can't be named in the answer, so its batch can't be answered in parts.
-    #[error("record {position} of the SQS event has no messageId, so its failure could not be reported; nothing was run")]
+    #[error(
+        "record {position} of the SQS event has no messageId, so its failure could not be reported; nothing was run"
+    )]
     NoMessageId {
         /// Which record, counted from 0.
         position: usize,
@@ -92,7 +94,9 @@ fn without_values(error: &serde_json::Error) -> String {
 fn message(position: usize, record: SqsMessage) -> Result<Message, InvocationError> {
     match record.event_source.as_deref() {
         Some("aws:sqs") => {}
-        Some(other) => return Err(InvocationError::NotSqs(format!("record {position} comes from `{}`", other.escape_debug()))),
+        Some(other) => {
+            return Err(InvocationError::NotSqs(format!("record {position} comes from `{}`", other.escape_debug())));
+        }
         None => return Err(InvocationError::NotSqs(format!("record {position} has no `eventSource`"))),
     }
     let id = record.message_id.filter(|id| !id.is_empty()).ok_or(InvocationError::NoMessageId { position })?;

@@ -211,7 +211,8 @@ pub async fn expired_records_count_as_absent(store: &Arc<dyn Store>) {
             _ => {}
         }
         let expires = load(store, &first.id).await.unwrap().expires;
-        let last_moment = ClaimRequest { now: expires.to_millis().plus(Duration::from_millis(999)), ..rival_of(&first) };
+        let last_moment =
+            ClaimRequest { now: expires.to_millis().plus(Duration::from_millis(999)), ..rival_of(&first) };
         lost(store.claim(&last_moment).await);
         let later = ClaimRequest { now: expires.to_millis().plus(Duration::from_secs(1)), ..rival_of(&first) };
         won(store.claim(&later).await, 1);

@@ -110,7 +110,11 @@ impl DynamoDbStore {
             .return_values_on_condition_check_failure(AllOld)
     }
 
-    async fn send_claim(put: PutItemFluentBuilder, request: &ClaimRequest, attempt: u64) -> Result<ClaimOutcome, StoreError> {
+    async fn send_claim(
+        put: PutItemFluentBuilder,
+        request: &ClaimRequest,
+        attempt: u64,
+    ) -> Result<ClaimOutcome, StoreError> {
         let Err(refusal) = put.send().await else {
             return Ok(ClaimOutcome::Won(request.to_claim(attempt)));
         };

@@ -34,7 +34,11 @@ impl MemoryStore {
         change(&mut self.records.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    fn write_claim(&self, request: &ClaimRequest, next: impl FnOnce(Option<&Record>) -> Option<Record>) -> ClaimOutcome {
+    fn write_claim(
+        &self,
+        request: &ClaimRequest,
+        next: impl FnOnce(Option<&Record>) -> Option<Record>,
+    ) -> ClaimOutcome {
         self.with(|records| {
             let current = records.get(&request.id);
             match (next(current), current) {

@@ -2,3 +2,5 @@
 #![allow(dead_code, unreachable_pub, missing_docs)]
 
 pub mod dynamo;
+pub mod effects;
+pub mod faulty_store;

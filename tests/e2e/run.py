@@ -46,7 +46,7 @@ RETENTION = VISIBILITY * RECEIVES + BUFFER
 PARAMETERS = {
     "FunctionTimeoutSeconds": 3,
     "VisibilityTimeoutSeconds": VISIBILITY,
-    "EffectTimeoutSeconds": 2,
+    "EffectTimeoutSeconds": 1,
     "MaxReceiveCount": RECEIVES,
     "RetentionBufferSeconds": BUFFER,
     "EffectRecovery": "rerun",
@@ -134,10 +134,11 @@ class Stack:
         logs, group = deploy.client("logs"), self.outputs["LogGroupName"]
         events = []
         for stream in logs.describe_log_streams(logGroupName=group)["logStreams"]:
-            page = logs.get_log_events(logGroupName=group, logStreamName=stream["logStreamName"], limit=lines)
+            page = logs.get_log_events(logGroupName=group, logStreamName=stream["logStreamName"])
             events += page["events"]
         events.sort(key=lambda event: event["timestamp"])
-        return [event["message"].rstrip() for event in events[-lines:]]
+        messages = [event["message"].rstrip() for event in events]
+        return [text for text in messages if not text.startswith(("START ", "END ", "REPORT "))][-lines:]
 
 
 def many(seed):
@@ -275,6 +276,10 @@ def run(arguments, checks):
         if checks.failed or sys.exc_info()[0]:
             for stack in stacks:
                 print(f"\nlast log lines of {stack.name}:", *log_tail(stack), sep="\n  ")
+            if emulator:
+                # A function that does not start leaves its reason there.
+                errors = [line for line in emulator.log.read_text(errors="replace").splitlines() if " ERROR " in line]
+                print(f"\nlast errors of the emulator, from {emulator.log}:", *errors[-5:], sep="\n  ")
         sink.stop()
         if emulator:
             emulator.stop()
