@@ -59,7 +59,7 @@ class Sink:
                     body = json.loads(text)
                 except ValueError:
                     body = {"unreadable": text.decode(errors="replace")}
-                status = sink.answer(dict(self.headers.items()), body)
+                status = sink.answer(self.headers, body)  # names in any case
                 answer = json.dumps({"status": status}).encode()
                 self.send_response(status)
                 self.send_header("Content-Type", "application/json")
