@@ -35,11 +35,12 @@ impl Effect for Trivial {
     }
 }
 
-#[tokio::main(flavor = "current_thread")]
-async fn main() -> ExitCode {
-    if std::env::var_os("EFFECT_URL").is_some_and(|url| !url.is_empty()) {
-        idempotent_consumer::run_with(HttpEffect::from_env).await
-    } else {
-        idempotent_consumer::run(Trivial).await
-    }
+fn main() -> ExitCode {
+    idempotent_consumer::block_on(async {
+        if std::env::var_os("EFFECT_URL").is_some_and(|url| !url.is_empty()) {
+            idempotent_consumer::run_with(HttpEffect::from_env).await
+        } else {
+            idempotent_consumer::run(Trivial).await
+        }
+    })
 }

@@ -35,7 +35,6 @@ impl Effect for ShipOrder {
     }
 }
 
-#[tokio::main(flavor = "current_thread")]
-async fn main() -> std::process::ExitCode {
-    idempotent_consumer::run(ShipOrder).await
+fn main() -> std::process::ExitCode {
+    idempotent_consumer::block_on(idempotent_consumer::run(ShipOrder))
 }

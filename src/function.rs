@@ -33,6 +33,28 @@ pub enum InitError {
     NotLambda,
 }
 
+/// Runs a function's future on a Tokio runtime that suits where it runs: one thread on an
+/// ordinary function, which has about one core and one invocation at a time; a thread per
+/// core where Lambda Managed Instances send several invocations at once
+/// (`AWS_LAMBDA_MAX_CONCURRENCY`).
+pub fn block_on(function: impl Future<Output = ExitCode>) -> ExitCode {
+    let invocations: usize =
+        std::env::var("AWS_LAMBDA_MAX_CONCURRENCY").ok().and_then(|number| number.parse().ok()).unwrap_or(1);
+    let mut runtime = if invocations > 1 {
+        tokio::runtime::Builder::new_multi_thread()
+    } else {
+        tokio::runtime::Builder::new_current_thread()
+    };
+    match runtime.enable_all().build() {
+        Ok(runtime) => runtime.block_on(function),
+        Err(error) => {
+            telemetry::init(|name| std::env::var(name).ok());
+            tracing::error!(error = %ErrorChain(&error), "no threads or no file handles for the Tokio runtime");
+            ExitCode::FAILURE
+        }
+    }
+}
+
 /// Runs an effect as a Lambda function that an SQS queue triggers: a program's whole
 /// `main`.
 ///
@@ -45,9 +67,8 @@ pub enum InitError {
 /// #     fn recovery(&self) -> Recovery { Recovery::Park }
 /// #     async fn apply(&self, _: &(), _: &Attempt<'_>) -> Result<(), EffectError> { Ok(()) }
 /// # }
-/// #[tokio::main(flavor = "current_thread")]
-/// async fn main() -> std::process::ExitCode {
-///     idempotent_consumer::run(Ship).await
+/// fn main() -> std::process::ExitCode {
+///     idempotent_consumer::block_on(idempotent_consumer::run(Ship))
 /// }
 /// ```
 ///

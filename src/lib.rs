@@ -50,4 +50,4 @@ pub mod time;
 mod function;
 
 #[cfg(all(feature = "dynamodb", feature = "lambda"))]
-pub use function::{InitError, run, run_with};
+pub use function::{InitError, block_on, run, run_with};

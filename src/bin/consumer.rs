@@ -1,4 +1,4 @@
-//! The deployed function: every message is POSTed to `EFFECT_URL`, once.
+//! The deployed function: sends every message to `EFFECT_URL`, once.
 
 use std::process::ExitCode;
 
@@ -8,7 +8,6 @@ use idempotent_consumer::effect::http::HttpEffect;
 // cargo-lambda sets that for every profile that does not say otherwise.
 const _: () = assert!(cfg!(panic = "unwind"), "build with `panic = \"unwind\"`");
 
-#[tokio::main(flavor = "current_thread")]
-async fn main() -> ExitCode {
-    idempotent_consumer::run_with(HttpEffect::from_env).await
+fn main() -> ExitCode {
+    idempotent_consumer::block_on(idempotent_consumer::run_with(HttpEffect::from_env))
 }

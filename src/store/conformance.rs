@@ -326,12 +326,12 @@ fn completion(json: &str) -> Completion {
     Completion {
         result: StoredResult::whole(json),
         completed_at,
-        expires: retention().expiry(completed_at.plus(Duration::from_secs(60))),
+        expires: retention().expiry(completed_at.plus(Duration::from_mins(1))),
     }
 }
 
 fn parking() -> Parking {
-    Parking { reason: "nobody knows".to_owned(), expires: retention().expiry(NOW.plus(Duration::from_secs(60))) }
+    Parking { reason: "nobody knows".to_owned(), expires: retention().expiry(NOW.plus(Duration::from_mins(1))) }
 }
 
 async fn load(store: &Arc<dyn Store>, id: &RecordId) -> Option<Record> {
