@@ -126,6 +126,13 @@ impl<'a> Environment<'a> {
         self.problems.push(Problem { variable, value, advice: advice.into() });
     }
 
+    /// Notes something wrong with a variable whose value may hold a secret (a URL with a
+    /// token in it), and does not show it.
+    pub fn secret_problem(&mut self, variable: &'static str, advice: impl Into<String>) {
+        let value = self.get(variable).map(|_| "(not shown)".to_owned());
+        self.problems.push(Problem { variable, value, advice: advice.into() });
+    }
+
     /// What was read, if nothing was wrong with it.
     pub fn finish<T>(mut self, read: Option<T>) -> Result<T, ConfigError> {
         if read.is_none() && self.problems.is_empty() {

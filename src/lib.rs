@@ -51,3 +51,8 @@ mod function;
 
 #[cfg(all(feature = "dynamodb", feature = "lambda"))]
 pub use function::{InitError, block_on, run, run_with};
+
+// The README's example compiles with the tests.
+#[cfg(all(doctest, feature = "dynamodb", feature = "lambda"))]
+#[doc = include_str!("../README.md")]
+mod readme {}

@@ -380,3 +380,32 @@ pub fn release(current: Option<&Record>, claim: &Claim) -> Option<Released> {
     // Nothing there is what an earlier try of this release leaves behind.
     current.is_none_or(|current| current.is_held_by(claim)).then_some(Released::Removed)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fingerprints_are_compared_only_within_one_algorithm() {
+        let cases = [
+            (Some("sha256:aa"), Some("sha256:aa"), false),
+            (Some("sha256:aa"), Some("sha256:bb"), true),
+            // Another selection of parts, since the settings changed.
+            (Some("sha256[/amount]:aa"), Some("sha256:bb"), false),
+            (Some("sha256[/a:b]:aa"), Some("sha256[/a:b]:bb"), true),
+            // Written by other software: no algorithm in front.
+            (Some("0cc175b9"), Some("sha256:bb"), false),
+            (Some("0cc175b9"), Some("deadbeef"), false),
+            (None, Some("sha256:bb"), false),
+            (Some("sha256:aa"), None, false),
+        ];
+        for (stored, ours, conflict) in cases {
+            assert_eq!(conflicts(stored, ours), conflict, "{stored:?} and {ours:?}");
+        }
+    }
+
+    #[test]
+    fn an_owner_is_never_the_same_twice() {
+        assert_ne!(Owner::random(), Owner::random());
+    }
+}

@@ -544,7 +544,7 @@ async fn verify_applies_what_was_not_done() {
 
 #[tokio::test]
 async fn verify_parks_what_cannot_be_told() {
-    for status in ["201 Created", "204 No Content", "302 Found", "400 Bad Request", "410 Gone", "503 Unavailable"] {
+    for status in ["201 Created", "204 No Content", "302 Found", "400 Bad Request", "410 Gone"] {
         let target = Target::verifying(move || Answer(answer(status, "location: /\r\n", ""))).await;
         let (subject, report) = verify(&target).await;
         assert_eq!(report.outcome.name(), "parked", "{status}");
@@ -555,9 +555,14 @@ async fn verify_parks_what_cannot_be_told() {
 }
 
 #[tokio::test]
-async fn verify_asks_again_if_there_was_no_answer() {
-    let replies: [fn() -> Reply; 2] =
-        [|| Close(String::new()), || Close("HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{".into())];
+async fn verify_asks_again_if_there_was_no_answer_or_only_a_not_now() {
+    let replies: [fn() -> Reply; 5] = [
+        || Close(String::new()),
+        || Close("HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{".into()),
+        || Answer(answer("429 Slow Down", "retry-after: 7\r\n", "")),
+        || Answer(answer("500 Oops", "", "")),
+        || Answer(answer("503 Unavailable", "", "")),
+    ];
     for reply in replies {
         let target = Target::verifying(reply).await;
         let (subject, report) = verify(&target).await;

@@ -44,6 +44,7 @@ ENVIRONMENT = {
     "IDEMPOTENCY_SCOPE": "IdempotencyScope",
     "IDEMPOTENCY_FINGERPRINT": "IdempotencyFingerprint",
     "EFFECT_URL": "EffectUrl",
+    "EFFECT_ALLOW_HTTP": "EffectAllowHttp",
     "EFFECT_TIMEOUT_SECONDS": "EffectTimeoutSeconds",
     "EFFECT_RECOVERY": "EffectRecovery",
     "MAX_CONCURRENCY": "MaxConcurrency",

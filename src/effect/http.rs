@@ -36,8 +36,9 @@
 //!   the first.
 //! * `verify`: the target answers a GET of the same URL with the same `Idempotency-Key`:
 //!   200 with the result if it was applied, 404 if it certainly was not *and will not be*,
-//!   e.g. by a request still on its way. Any other answer parks the message. No answer at
-//!   all changes nothing: it is asked again at the next delivery. The GET says
+//!   e.g. by a request still on its way. No answer, or one that says "not now" (408, 425,
+//!   429, 5xx), changes nothing: it is asked again at the next delivery. Any other answer
+//!   parks the message. The GET says
 //!   `Cache-Control: no-cache`, as caches go by the URL and not by the key.
 //! * `park`: nothing is asked of the target.
 //!

@@ -98,17 +98,28 @@ pub(super) async fn to_post(mut response: Response) -> Result<HttpResult, Effect
         Meaning::Never => EffectError::permanent(reason),
         Meaning::Applied | Meaning::Unclear => EffectError::unknown(reason),
     };
-    Err(match wait {
+    Err(waiting(error, wait))
+}
+
+fn waiting(error: EffectError, wait: Option<Duration>) -> EffectError {
+    match wait {
         Some(wait) => error.retry_after(wait),
         None => error,
-    })
+    }
 }
 
 /// The meaning of an answer to the GET that verifies an earlier attempt.
 pub(super) async fn to_get(mut response: Response) -> Result<Verification<HttpResult>, EffectError> {
-    match response.status() {
-        StatusCode::OK => Ok(Verification::Done(result(response).await?)),
-        StatusCode::NOT_FOUND => Ok(Verification::NotDone),
+    let status = response.status();
+    match status.as_u16() {
+        200 => Ok(Verification::Done(result(response).await?)),
+        404 => Ok(Verification::NotDone),
+        // "Not now" is no verdict. An outage of the target is what makes outcomes unknown in
+        // the first place; it must not park every one of them.
+        408 | 425 | 429 | 500..=599 => {
+            let wait = retry_after(response.headers());
+            Err(waiting(EffectError::unknown(describe(&mut response).await), wait))
+        }
         _ => {
             let reason = format!("asked whether an earlier attempt was applied, {}", describe(&mut response).await);
             Ok(Verification::Unknown(reason))

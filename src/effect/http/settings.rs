@@ -136,7 +136,7 @@ pub(super) fn check(url: &str, timeout: Duration, allow_http: bool) -> Result<Ur
 
 /// Notes something wrong with the URL.
 pub(super) fn note(env: &mut Environment<'_>, advice: String) {
-    env.problem(URL, advice);
+    env.secret_problem(URL, advice);
 }
 
 /// Whether the effect's time limit is less than a sixth of the visibility timeout: the
