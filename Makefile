@@ -17,7 +17,7 @@ demo: ## deliver ten orders to the handler and an embedded DynamoDB; run it twic
 	@cargo run --quiet --package idempotent-consumer-cli -- invoke events/ten-orders-three-groups.json
 
 demo-forget: ## forget what the demo remembers
-	@rm -rf target/demo.db target/demo.db-wal target/demo.db-shm
+	@rm -f target/demo.db*
 
 test: check unit template deny e2e ## everything below, as CI runs it
 

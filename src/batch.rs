@@ -207,7 +207,8 @@ impl<E: Effect> Batch<E> {
             self.consumer.release(ready.held, run.deadline).await;
         }
         for (position, message) in messages {
-            let report = Report::new(message, None, None, Outcome::Unstarted { why: Unstarted::GroupStopped });
+            let key = self.consumer.key(message).ok();
+            let report = Report::new(message, key, None, Outcome::Unstarted { why: Unstarted::GroupStopped });
             crate::telemetry::log_report(&report);
             reports.push((position, report));
         }

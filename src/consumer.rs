@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 
-use crate::effect::{Attempt, Effect, EffectError, EffectErrorKind, ErrorChain, Recovery, Verification};
+use crate::effect::{Attempt, Effect, EffectError, EffectErrorKind, Recovery, Verification};
+use crate::error::ErrorChain;
 use crate::fingerprint::{Coverage, sha256_hex};
-use crate::json::Json;
-use crate::key::{Key, KeyExpression, Scope};
+use crate::json::{Json, JsonError};
+use crate::key::{Key, KeyError, KeyExpression, Scope};
 use crate::message::Message;
 use crate::outcome::{Outcome, Report, Unstarted};
 use crate::record::{self, Claim, ClaimRequest, Completion, Owner, Parking, Record, RecordId, Standing, StoredResult};
@@ -157,22 +158,27 @@ impl<E: Effect> Consumer<E> {
         }
     }
 
+    /// The key of a message, or why it has none.
+    pub fn key(&self, message: &Message) -> Result<Key, KeyError> {
+        self.key_in(message, Json::parse(&message.body).as_ref())
+    }
+
+    fn key_in(&self, message: &Message, body: Result<&Json, &JsonError>) -> Result<Key, KeyError> {
+        Ok(Key::new(&self.settings.scope, &self.settings.key.extract(message, body)?))
+    }
+
     /// Reads key, fingerprint and input. The key is computed here, once: nothing that
     /// happens later changes which record is meant.
     pub(crate) fn prepare(&self, message: &Message) -> Result<Prepared<E::Input>, Outcome> {
         let rejected =
             |error: &(dyn std::error::Error + 'static)| Outcome::Rejected { reason: ErrorChain(error).to_string() };
-        let json = Json::parse(&message.body);
-        let value = self.settings.key.extract(message, json.as_ref()).map_err(|error| rejected(&error))?;
+        let body = Json::parse(&message.body);
+        let key = self.key_in(message, body.as_ref()).map_err(|error| rejected(&error))?;
         let input = catch(|| self.effect.input(message))
             .unwrap_or_else(|panic| Err(format!("reading the input panicked: {panic}").into()))
             .map_err(|error| rejected(&*error))?;
-        let fingerprint = self.settings.fingerprint.fingerprint(&message.body, json.as_ref().ok());
-        Ok(Prepared {
-            key: Key::new(&self.settings.scope, &value),
-            fingerprint: fingerprint.map(|fingerprint| fingerprint.as_str().to_owned()),
-            input,
-        })
+        let fingerprint = self.settings.fingerprint.fingerprint(&message.body, body.as_ref().ok());
+        Ok(Prepared { key, fingerprint: fingerprint.map(|fingerprint| fingerprint.as_str().to_owned()), input })
     }
 
     /// Asks for the claim, and judges what stands in the way of it.

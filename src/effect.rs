@@ -11,12 +11,10 @@ use std::time::Duration;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::error::{BoxError, ErrorChain};
 use crate::key::Key;
 use crate::message::Message;
 use crate::time::Deadline;
-
-/// A boxed error of any kind.
-pub type BoxError = Box<dyn StdError + Send + Sync + 'static>;
 
 /// A side effect: charge a card, ship a parcel, send a mail.
 ///
@@ -297,26 +295,5 @@ impl<E: Into<BoxError>> From<E> for EffectError {
 impl fmt::Display for EffectError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", ErrorChain(&*self.source))
-    }
-}
-
-/// An error with all that caused it, on one line.
-pub(crate) struct ErrorChain<'a>(pub(crate) &'a (dyn StdError + 'static));
-
-impl fmt::Display for ErrorChain<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut last = self.0.to_string();
-        f.write_str(&last)?;
-        let mut next = self.0.source();
-        while let Some(error) = next {
-            let text = error.to_string();
-            // Many errors repeat their source in their own text.
-            if !last.contains(&text) {
-                write!(f, ": {text}")?;
-            }
-            last = text;
-            next = error.source();
-        }
-        Ok(())
     }
 }

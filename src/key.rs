@@ -333,7 +333,7 @@ pub enum KeyError {
         missing: String,
     },
     /// The key is in the body, and the body was refused as JSON.
-    #[error("the key `{expression}` is in the body, which can't be read as JSON")]
+    #[error("the key `{expression}` can't be read from the body")]
     Body {
         /// The expression, or the part of it that needed the body.
         expression: String,

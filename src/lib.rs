@@ -35,6 +35,7 @@ pub mod batch;
 pub mod config;
 pub mod consumer;
 pub mod effect;
+pub mod error;
 pub mod fingerprint;
 pub mod json;
 pub mod key;

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::error::ErrorChain;
 use crate::key::Key;
 use crate::message::Message;
 use crate::record::{Record, StoredResult};
@@ -194,13 +195,13 @@ impl Outcome {
                 stored.message_id.as_deref().unwrap_or("(unknown)")
             )),
             Self::InFlight { until } => {
-                Some(format!("another consumer is at work on this key, until {until} after the epoch at most"))
+                Some(format!("another consumer is at work on this key; its claim ends at {until} at the latest"))
             }
             Self::NotRecorded { error } => {
                 Some(format!("the effect was applied, but its result could not be stored: {error}"))
             }
             Self::Fenced => Some("the lease ended before the work did, and another consumer took over".to_owned()),
-            Self::StoreFailed { error } => Some(crate::effect::ErrorChain(error).to_string()),
+            Self::StoreFailed { error } => Some(ErrorChain(error).to_string()),
             Self::Unstarted { why } => Some(
                 match why {
                     Unstarted::GroupStopped => "an earlier message of its group was not acknowledged",

@@ -10,7 +10,7 @@ use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use crate::effect::BoxError;
+use crate::error::BoxError;
 use crate::record::{Claim, ClaimRequest, Completion, Parking, Record, RecordId};
 use crate::time::Lease;
 

@@ -76,16 +76,30 @@ fn whole_millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-impl fmt::Display for EpochSeconds {
+/// As RFC 3339 in UTC, `2030-03-17T17:46:40.000Z`.
+impl fmt::Display for EpochMillis {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} s", self.0)
+        let (days, of_day) = (self.0 / 86_400_000, self.0 % 86_400_000);
+        let (year, month, day) = civil_date(days);
+        let (hour, minute, second, milli) =
+            (of_day / 3_600_000, of_day / 60_000 % 60, of_day / 1000 % 60, of_day % 1000);
+        write!(f, "{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{milli:03}Z")
     }
 }
 
-impl fmt::Display for EpochMillis {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} ms", self.0)
-    }
+/// Year, month and day of the `days`-th day since 1970-01-01, in the Gregorian calendar.
+///
+/// Counts from 0000-03-01, so that the leap day is the last of a year, in cycles of 400
+/// years, which all have the same number of days.
+fn civil_date(days: u64) -> (u64, u64, u64) {
+    let days = days + 719_468;
+    let (cycle, day) = (days / 146_097, days % 146_097);
+    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
+    let day_of_year = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day_of_year + 2) / 153;
+    let day_of_month = day_of_year - (153 * month + 2) / 5 + 1;
+    let (month, next_year) = if month < 10 { (month + 3, 0) } else { (month - 9, 1) };
+    (cycle * 400 + year + next_year, month, day_of_month)
 }
 
 /// Where "now" comes from.
@@ -301,6 +315,24 @@ mod tests {
     #[test]
     fn a_lease_given_up_has_lapsed_whatever_the_margin() {
         assert!(Lease::GIVEN_UP.has_lapsed(SystemClock.now(), Duration::from_hours(1)));
+    }
+
+    #[test]
+    fn points_in_time_are_shown_as_dates() {
+        // From `date -u -d @SECONDS +%FT%T`.
+        let cases = [
+            (0, "1970-01-01T00:00:00.000Z"),
+            (951_782_400_000, "2000-02-29T00:00:00.000Z"),
+            (951_868_800_000, "2000-03-01T00:00:00.000Z"),
+            (1_900_000_000_123, "2030-03-17T17:46:40.123Z"),
+            (4_107_542_399_999, "2100-02-28T23:59:59.999Z"),
+            (4_107_542_400_000, "2100-03-01T00:00:00.000Z"),
+            (1_709_251_199_000, "2024-02-29T23:59:59.000Z"),
+            (1_735_689_599_000, "2024-12-31T23:59:59.000Z"),
+        ];
+        for (millis, text) in cases {
+            assert_eq!(EpochMillis::new(millis).to_string(), text);
+        }
     }
 
     #[test]

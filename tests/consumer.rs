@@ -356,7 +356,7 @@ async fn a_panic_while_reading_the_input_rejects_the_message() {
         async fn apply(&self, (): &(), _: &Attempt<'_>) -> Result<(), EffectError> {
             Ok(())
         }
-        fn input(&self, _: &Message) -> Result<(), idempotent_consumer::effect::BoxError> {
+        fn input(&self, _: &Message) -> Result<(), idempotent_consumer::error::BoxError> {
             panic!("unreadable")
         }
     }

@@ -4,7 +4,8 @@ use std::sync::{Mutex, PoisonError};
 
 use aws_sdk_dynamodb::Client;
 use aws_sdk_dynamodb::types::{AttributeValue, ReturnValue};
-use idempotent_consumer::effect::{Attempt, BoxError, Effect, EffectError, Recovery, Verification};
+use idempotent_consumer::effect::{Attempt, Effect, EffectError, Recovery, Verification};
+use idempotent_consumer::error::BoxError;
 use idempotent_consumer::key::Key;
 use serde::Serialize;
 use serde_json::{Map, Value};

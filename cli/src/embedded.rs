@@ -11,6 +11,7 @@ use aws_sdk_dynamodb::config::{BehaviorVersion, Credentials, Region};
 use aws_sdk_dynamodb::error::BuildError;
 use aws_sdk_dynamodb::types::{AttributeDefinition, BillingMode, KeySchemaElement, KeyType, ScalarAttributeType};
 use dynoxide::Database;
+use idempotent_consumer::error::ErrorChain;
 use idempotent_consumer::store::dynamodb::DynamoDbStore;
 use tokio::net::TcpListener;
 
@@ -72,7 +73,7 @@ impl Embedded {
             .await;
         match created.map_err(aws_sdk_dynamodb::Error::from) {
             Ok(_) | Err(aws_sdk_dynamodb::Error::ResourceInUseException(_)) => Ok(name.to_owned()),
-            Err(error) => Err(trouble(format!("refuses the table `{name}`: {}. {BROKEN}", chain(&error)))),
+            Err(error) => Err(trouble(format!("refuses the table `{name}`: {}. {BROKEN}", ErrorChain(&error)))),
         }
     }
 }
@@ -177,19 +178,4 @@ async fn serve(database: Database) -> io::Result<Client> {
         .http_client(aws_smithy_http_client::Builder::new().build_http())
         .endpoint_url(url);
     Ok(Client::from_conf(DynamoDbStore::tune(config).build()))
-}
-
-/// An error with all that caused it, on one line.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(error) = next {
-        let cause = error.to_string();
-        if !text.contains(&cause) {
-            text.push_str(": ");
-            text.push_str(&cause);
-        }
-        next = error.source();
-    }
-    text
 }

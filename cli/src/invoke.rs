@@ -8,6 +8,7 @@ use std::time::Duration;
 use idempotent_consumer::batch::{Batch, BatchError, BatchSettings};
 use idempotent_consumer::consumer::{Consumer, ConsumerSettings};
 use idempotent_consumer::effect::Recovery;
+use idempotent_consumer::error::ErrorChain;
 use idempotent_consumer::fingerprint::Coverage;
 use idempotent_consumer::key::{KeyExpression, Scope};
 use idempotent_consumer::source::sqs_lambda::{self, InvocationError};
@@ -17,7 +18,7 @@ use lambda_runtime::{Context, Diagnostic};
 use serde_json::Value;
 
 use crate::effect::{self, Ledger, LedgerEffect};
-use crate::embedded::{Embedded, StoreTrouble, chain};
+use crate::embedded::{Embedded, StoreTrouble};
 use crate::exit;
 use crate::output::{self, Invocation};
 
@@ -110,7 +111,7 @@ impl Failure {
         match error {
             InvocationError::NotSqs(_) => Self::NotSqs { file, error },
             InvocationError::Batch(BatchError::StoreAway(error)) => {
-                StoreTrouble::new(&args.store, format!("gave no answer: {}", chain(&error))).into()
+                StoreTrouble::new(&args.store, format!("gave no answer: {}", ErrorChain(&error))).into()
             }
             error => Self::Invocation { file, diagnostic: error.into() },
         }

@@ -69,8 +69,9 @@ use serde::de::IgnoredAny;
 
 pub use self::answer::{HttpBody, HttpResult};
 pub use self::settings::{HttpEffectError, HttpEffectSettings, InvalidSetting};
-use super::{Attempt, BoxError, Effect, EffectError, ErrorChain, Recovery, Verification};
+use super::{Attempt, Effect, EffectError, Recovery, Verification};
 use crate::config::Environment;
+use crate::error::{BoxError, ErrorChain};
 use crate::message::Message;
 
 /// The header with the idempotency key, as [`header_text`].

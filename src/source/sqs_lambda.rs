@@ -1,4 +1,4 @@
-//! SQS events that Lambda delivers: [`SqsEvent`] in, [`SqsBatchResponse`] out.
+//! SQS events that Lambda delivers: [`SqsEvent`](aws_lambda_events::event::sqs::SqsEvent) in, [`SqsBatchResponse`] out.
 //!
 //! What Lambda makes of the answer decides what the queue keeps, so it is checked here:
 //! an identifier that is empty or unknown fails the whole batch, and one that is left out
@@ -7,12 +7,13 @@
 
 use std::collections::BTreeMap;
 
-use aws_lambda_events::event::sqs::{SqsBatchResponse, SqsEvent, SqsMessage};
+use aws_lambda_events::event::sqs::{SqsBatchResponse, SqsMessage};
 use lambda_runtime::{Context, Diagnostic, LambdaEvent};
 use serde_json::Value;
 
 use crate::batch::{Batch, BatchError};
-use crate::effect::{Effect, ErrorChain};
+use crate::effect::Effect;
+use crate::error::ErrorChain;
 use crate::message::Message;
 use crate::outcome::{Disposition, Report};
 use crate::time::{Deadline, EpochMillis};
@@ -77,18 +78,24 @@ pub async fn process<E: Effect>(
 }
 
 /// The messages of an SQS event.
-pub fn messages(payload: Value) -> Result<Vec<Message>, InvocationError> {
+pub fn messages(mut payload: Value) -> Result<Vec<Message>, InvocationError> {
     if payload.get("Records").is_none() {
         return Err(InvocationError::NotSqs("it has no `Records`".to_owned()));
     }
-    let event: SqsEvent = serde_json::from_value(payload)
-        .map_err(|error| InvocationError::NotSqs(format!("its records can't be read ({})", without_values(&error))))?;
-    event.records.into_iter().enumerate().map(|(position, record)| message(position, record)).collect()
-}
-
-/// What serde says, without the values it quotes: they may come from a body.
-fn without_values(error: &serde_json::Error) -> String {
-    format!("{:?} error at line {}, column {}", error.classify(), error.line(), error.column()).to_lowercase()
+    let Some(Value::Array(records)) = payload.get_mut("Records").map(Value::take) else {
+        return Err(InvocationError::NotSqs("its `Records` is no list".to_owned()));
+    };
+    records
+        .into_iter()
+        .enumerate()
+        .map(|(position, record)| {
+            // What serde says would quote values, and they may come from a body.
+            let record = serde_json::from_value(record).map_err(|_| {
+                InvocationError::NotSqs(format!("record {position} has a member of another type than SQS gives it"))
+            })?;
+            message(position, record)
+        })
+        .collect()
 }
 
 fn message(position: usize, record: SqsMessage) -> Result<Message, InvocationError> {

@@ -8,7 +8,8 @@ use serde::ser::{Serialize, SerializeStruct, Serializer};
 use serde_json::value::RawValue;
 
 use super::{MAX_RESULT_BODY_BYTES, MAX_RETRY_AFTER};
-use crate::effect::{EffectError, ErrorChain, Verification};
+use crate::effect::{EffectError, Verification};
+use crate::error::ErrorChain;
 use crate::time::{Clock, SystemClock};
 
 /// How much of an answer that is no result is read for the reason, and for how long.

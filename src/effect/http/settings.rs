@@ -7,7 +7,8 @@ use std::time::Duration;
 use reqwest::Url;
 
 use crate::config::{Environment, seconds};
-use crate::effect::{BoxError, Recovery};
+use crate::effect::Recovery;
+use crate::error::BoxError;
 
 const URL: &str = "EFFECT_URL";
 const TIMEOUT: &str = "EFFECT_TIMEOUT_SECONDS";
