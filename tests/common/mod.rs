@@ -2,5 +2,13 @@
 #![allow(dead_code, unreachable_pub, missing_docs)]
 
 pub mod dynamo;
+pub mod dynamo_proxy;
 pub mod effects;
+pub mod events;
 pub mod faulty_store;
+pub mod item;
+pub mod process;
+pub mod runtime_api;
+pub mod sink;
+pub mod wait;
+pub mod wire;

@@ -1,0 +1,203 @@
+//! What stands between a function and its table when a test wants the network to fail.
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing)]
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+
+use tokio::net::{TcpListener, TcpSocket};
+use tokio::sync::watch;
+
+use super::wait::until;
+use super::wire::Connection;
+
+/// What becomes of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Passage {
+    /// It is forwarded, and so is the answer.
+    Free,
+    /// It is not forwarded until [`DynamoProxy::release`], and then even if its sender is
+    /// gone.
+    HoldRequest,
+    /// It is forwarded, and the answer never comes.
+    HoldAnswer,
+    /// It is not forwarded, and answered with an internal error.
+    Refuse,
+}
+
+/// One request.
+#[derive(Debug, Clone)]
+pub struct Exchange {
+    /// `PutItem` and the like.
+    pub operation: String,
+    pub body: String,
+    pub passage: Passage,
+    /// The status of DynamoDB's answer, once there is one.
+    pub status: Option<u16>,
+}
+
+struct Rule {
+    operation: &'static str,
+    passage: Passage,
+}
+
+struct Shared {
+    upstream: String,
+    rules: Mutex<Vec<Rule>>,
+    exchanges: Mutex<Vec<Exchange>>,
+    /// How often the held requests were let go.
+    releases: watch::Sender<usize>,
+    cut: watch::Sender<bool>,
+}
+
+/// A proxy on a loopback port.
+pub struct DynamoProxy {
+    pub url: String,
+    shared: Arc<Shared>,
+}
+
+impl DynamoProxy {
+    /// A proxy to the DynamoDB at that URL.
+    pub fn start(upstream: &str) -> Self {
+        Self::away(upstream).appear()
+    }
+
+    /// The place of a proxy: until it [appears](Absent::appear), connections are refused.
+    pub fn away(upstream: &str) -> Absent {
+        // A port that is bound and not listened on refuses connections, and is nobody
+        // else's.
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+        Absent {
+            url: format!("http://{}", socket.local_addr().unwrap()),
+            socket,
+            upstream: upstream.trim_start_matches("http://").to_owned(),
+        }
+    }
+
+    /// From now on these requests pass like this.
+    pub fn on(&self, operation: &'static str, passage: Passage) {
+        self.shared.rules.lock().unwrap().push(Rule { operation, passage });
+    }
+
+    /// Forwards all requests that are held, and holds none any more.
+    pub fn release(&self) {
+        self.shared.rules.lock().unwrap().clear();
+        self.shared.releases.send_modify(|releases| *releases += 1);
+    }
+
+    /// Resets all connections, and all that come.
+    pub fn cut(&self) {
+        self.shared.cut.send_replace(true);
+    }
+
+    /// Ends [`cut`](Self::cut).
+    pub fn mend(&self) {
+        self.shared.cut.send_replace(false);
+    }
+
+    /// The requests of one kind so far.
+    pub fn exchanges(&self, operation: &str) -> Vec<Exchange> {
+        let exchanges = self.shared.exchanges.lock().unwrap();
+        exchanges.iter().filter(|exchange| exchange.operation == operation).cloned().collect()
+    }
+
+    /// The operations of all requests so far.
+    pub fn operations(&self) -> Vec<String> {
+        self.shared.exchanges.lock().unwrap().iter().map(|exchange| exchange.operation.clone()).collect()
+    }
+
+    /// Waits for a request that is held.
+    pub async fn wait_for_held(&self, operation: &str) {
+        until(&format!("a {operation} to be held"), || {
+            self.exchanges(operation).iter().any(|exchange| match exchange.passage {
+                Passage::Free | Passage::Refuse => false,
+                Passage::HoldRequest => exchange.status.is_none(),
+                Passage::HoldAnswer => exchange.status.is_some(),
+            })
+        })
+        .await;
+    }
+
+    /// Waits until DynamoDB has answered every request that was forwarded.
+    pub async fn wait_for_answers(&self, operation: &str) {
+        until(&format!("all answers to {operation}"), || {
+            self.exchanges(operation).iter().all(|exchange| exchange.status.is_some())
+        })
+        .await;
+    }
+}
+
+/// A proxy that is not there yet.
+pub struct Absent {
+    pub url: String,
+    socket: TcpSocket,
+    upstream: String,
+}
+
+impl Absent {
+    pub fn appear(self) -> DynamoProxy {
+        let listener = self.socket.listen(64).unwrap();
+        let shared = Arc::new(Shared {
+            upstream: self.upstream,
+            rules: Mutex::default(),
+            exchanges: Mutex::default(),
+            releases: watch::Sender::new(0),
+            cut: watch::Sender::new(false),
+        });
+        tokio::spawn(accept(listener, Arc::clone(&shared)));
+        DynamoProxy { url: self.url, shared }
+    }
+}
+
+async fn accept(listener: TcpListener, shared: Arc<Shared>) {
+    while let Ok((stream, _)) = listener.accept().await {
+        // Dropping it unread resets the connection.
+        stream.set_zero_linger().unwrap();
+        let shared = Arc::clone(&shared);
+        tokio::spawn(async move {
+            let mut cut = shared.cut.subscribe();
+            tokio::select! {
+                _ = cut.wait_for(|cut| *cut) => {}
+                () = forward(Connection::new(stream), &shared) => {}
+            }
+        });
+    }
+}
+
+async fn forward(mut client: Connection, shared: &Arc<Shared>) {
+    while let Some(request) = client.read().await {
+        let operation = request.header("x-amz-target").and_then(|target| target.split('.').next_back()).unwrap_or("?");
+        let mut releases = shared.releases.subscribe();
+        let passage = {
+            let rules = shared.rules.lock().unwrap();
+            rules.iter().rev().find(|rule| rule.operation == operation).map_or(Passage::Free, |rule| rule.passage)
+        };
+        let position = {
+            let mut exchanges = shared.exchanges.lock().unwrap();
+            exchanges.push(Exchange {
+                operation: operation.to_owned(),
+                body: request.body.clone(),
+                passage,
+                status: None,
+            });
+            exchanges.len() - 1
+        };
+        match passage {
+            Passage::Free | Passage::HoldAnswer => {}
+            Passage::HoldRequest => releases.changed().await.unwrap(),
+            Passage::Refuse => {
+                client.answer(500, r#"{"__type":"com.amazonaws.dynamodb.v20120810#InternalServerError"}"#).await;
+                continue;
+            }
+        }
+        let Ok(mut upstream) = Connection::connect(&shared.upstream).await else { return };
+        upstream.write(&request.bytes).await;
+        let Some(answer) = upstream.read().await else { return };
+        shared.exchanges.lock().unwrap()[position].status = Some(answer.status());
+        if passage == Passage::HoldAnswer {
+            client.closed().await;
+            return;
+        }
+        client.write(&answer.bytes).await;
+    }
+}
