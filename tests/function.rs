@@ -447,6 +447,26 @@ async fn a_store_that_fails_in_the_middle_of_a_batch_fails_only_what_it_was_need
     assert_eq!(function.outcomes("message-b"), ["store-failed"]);
 }
 
+#[tokio::test]
+async fn a_write_whose_answer_is_lost_is_known_again_as_ones_own() {
+    let world = World::new().await;
+    let proxy = DynamoProxy::start(&world.dynamo.url);
+    let function = Setup::new(&proxy.url, &world.sink.url).set("EFFECT_RECOVERY", "park").start().await;
+    // The SDK sends each again, and DynamoDB refuses what stands there already.
+    proxy.once("PutItem", Passage::LoseAnswer);
+    proxy.once("UpdateItem", Passage::LoseAnswer);
+
+    let answer = function.invoke(event([&Record::order("a")]), AMPLE).await;
+
+    assert_eq!(answer.failures(), NOTHING, "{}", function.output());
+    let statuses = |operation| proxy.exchanges(operation).iter().map(|e| e.status).collect::<Vec<_>>();
+    assert_eq!(statuses("PutItem"), [Some(200), Some(400)]);
+    assert_eq!(statuses("UpdateItem"), [Some(200), Some(400)]);
+    assert_eq!(function.outcomes("message-a"), ["executed"]);
+    let item = world.item("a").await;
+    assert_eq!((item.status(), item.attempt(), world.sink.posts().len()), ("COMPLETED", 1, 1));
+}
+
 // ---- logs ------------------------------------------------------------------------------
 
 /// Text that must not be seen, wherever it comes by.

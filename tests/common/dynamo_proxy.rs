@@ -20,6 +20,8 @@ pub enum Passage {
     HoldRequest,
     /// It is forwarded, and the answer never comes.
     HoldAnswer,
+    /// It is forwarded, and the connection is reset instead of answered.
+    LoseAnswer,
     /// It is not forwarded, and answered with an internal error.
     Refuse,
 }
@@ -38,6 +40,7 @@ pub struct Exchange {
 struct Rule {
     operation: &'static str,
     passage: Passage,
+    once: bool,
 }
 
 struct Shared {
@@ -47,6 +50,19 @@ struct Shared {
     /// How often the held requests were let go.
     releases: watch::Sender<usize>,
     cut: watch::Sender<bool>,
+}
+
+impl Shared {
+    /// The latest rule decides.
+    fn passage_of(&self, operation: &str) -> Passage {
+        let mut rules = self.rules.lock().unwrap();
+        let Some(position) = rules.iter().rposition(|rule| rule.operation == operation) else { return Passage::Free };
+        let (passage, once) = (rules[position].passage, rules[position].once);
+        if once {
+            rules.remove(position);
+        }
+        passage
+    }
 }
 
 /// A proxy on a loopback port.
@@ -76,7 +92,12 @@ impl DynamoProxy {
 
     /// From now on these requests pass like this.
     pub fn on(&self, operation: &'static str, passage: Passage) {
-        self.shared.rules.lock().unwrap().push(Rule { operation, passage });
+        self.shared.rules.lock().unwrap().push(Rule { operation, passage, once: false });
+    }
+
+    /// The next of these requests passes like this.
+    pub fn once(&self, operation: &'static str, passage: Passage) {
+        self.shared.rules.lock().unwrap().push(Rule { operation, passage, once: true });
     }
 
     /// Forwards all requests that are held, and holds none any more.
@@ -110,7 +131,7 @@ impl DynamoProxy {
     pub async fn wait_for_held(&self, operation: &str) {
         until(&format!("a {operation} to be held"), || {
             self.exchanges(operation).iter().any(|exchange| match exchange.passage {
-                Passage::Free | Passage::Refuse => false,
+                Passage::Free | Passage::LoseAnswer | Passage::Refuse => false,
                 Passage::HoldRequest => exchange.status.is_none(),
                 Passage::HoldAnswer => exchange.status.is_some(),
             })
@@ -168,10 +189,7 @@ async fn forward(mut client: Connection, shared: &Arc<Shared>) {
     while let Some(request) = client.read().await {
         let operation = request.header("x-amz-target").and_then(|target| target.split('.').next_back()).unwrap_or("?");
         let mut releases = shared.releases.subscribe();
-        let passage = {
-            let rules = shared.rules.lock().unwrap();
-            rules.iter().rev().find(|rule| rule.operation == operation).map_or(Passage::Free, |rule| rule.passage)
-        };
+        let passage = shared.passage_of(operation);
         let position = {
             let mut exchanges = shared.exchanges.lock().unwrap();
             exchanges.push(Exchange {
@@ -183,7 +201,7 @@ async fn forward(mut client: Connection, shared: &Arc<Shared>) {
             exchanges.len() - 1
         };
         match passage {
-            Passage::Free | Passage::HoldAnswer => {}
+            Passage::Free | Passage::HoldAnswer | Passage::LoseAnswer => {}
             Passage::HoldRequest => releases.changed().await.unwrap(),
             Passage::Refuse => {
                 client.answer(500, r#"{"__type":"com.amazonaws.dynamodb.v20120810#InternalServerError"}"#).await;
@@ -194,10 +212,10 @@ async fn forward(mut client: Connection, shared: &Arc<Shared>) {
         upstream.write(&request.bytes).await;
         let Some(answer) = upstream.read().await else { return };
         shared.exchanges.lock().unwrap()[position].status = Some(answer.status());
-        if passage == Passage::HoldAnswer {
-            client.closed().await;
-            return;
+        match passage {
+            Passage::HoldAnswer => return client.closed().await,
+            Passage::LoseAnswer => return,
+            _ => client.write(&answer.bytes).await,
         }
-        client.write(&answer.bytes).await;
     }
 }
