@@ -3,12 +3,15 @@
 mod single_flight;
 
 use std::collections::HashMap;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use futures_util::future::join;
 use futures_util::stream::{self, StreamExt};
+use tokio::sync::Notify;
 
 use self::single_flight::{KeyGuard, SingleFlight};
 use crate::consumer::{Admission, Consumer, Held, Prepared};
@@ -79,17 +82,58 @@ pub struct Batch<E> {
     keys: Arc<SingleFlight>,
 }
 
-/// A message that holds its claim and waits for its turn.
-struct Ready<I> {
-    prepared: Prepared<I>,
-    held: Held,
-    /// Others with this key in this process wait until it is dropped.
-    _key: KeyGuard,
+/// A message of a batch, its key and input read.
+struct Entry<'a, I> {
+    position: usize,
+    message: &'a Message,
+    prepared: Result<Prepared<I>, Outcome>,
+    /// Another group of the batch has a message with the same key.
+    shares_its_key: bool,
 }
 
-enum Turn<I> {
-    Ready(Ready<I>),
-    Settled(Option<Key>, Outcome),
+impl<I> Entry<'_, I> {
+    fn key(&self) -> Option<&Key> {
+        self.prepared.as_ref().ok().map(|prepared| &prepared.key)
+    }
+
+    fn report(&self, attempt: Option<u64>, outcome: Outcome) -> (usize, Report) {
+        let report = Report::new(self.message, self.key().cloned(), attempt, outcome);
+        crate::telemetry::log_report(&report);
+        (self.position, report)
+    }
+}
+
+/// How far a message has got before its effect.
+enum Turn {
+    /// It holds its claim, and others with its key in this process wait for the guard.
+    Ready(Held, KeyGuard),
+    Settled(Outcome),
+}
+
+/// Says to whoever works ahead in a group that the group goes no further.
+#[derive(Default)]
+struct Stop {
+    stopped: AtomicBool,
+    changed: Notify,
+}
+
+impl Stop {
+    fn set_if(&self, stop: bool) {
+        if stop {
+            self.stopped.store(true, Ordering::Relaxed);
+            self.changed.notify_one();
+        }
+    }
+
+    fn is_set(&self) -> bool {
+        self.stopped.load(Ordering::Relaxed)
+    }
+
+    async fn wait(&self) {
+        while !self.is_set() {
+            self.changed.notified().await;
+        }
+    }
 }
 
 /// What the groups of one batch share.
@@ -101,16 +145,18 @@ struct Run {
 
 impl Run {
     fn note(&self, admission: &Admission) {
-        let Admission::Settled(Outcome::StoreFailed { error }) = admission else {
-            self.store_answered.store(true, Ordering::Relaxed);
-            self.store_failures_in_a_row.store(0, Ordering::Relaxed);
-            return;
-        };
-        // An unreadable record is one key's trouble, and an answer.
-        if error.kind() == StoreErrorKind::Unreadable {
-            self.store_answered.store(true, Ordering::Relaxed);
-        } else {
-            self.store_failures_in_a_row.fetch_add(1, Ordering::Relaxed);
+        match admission {
+            // An unreadable record, or a request that is refused as it stands, is one key's
+            // trouble, and an answer.
+            Admission::Settled(Outcome::StoreFailed { error })
+                if matches!(error.kind(), StoreErrorKind::Unavailable | StoreErrorKind::Refused) =>
+            {
+                self.store_failures_in_a_row.fetch_add(1, Ordering::Relaxed);
+            }
+            _ => {
+                self.store_answered.store(true, Ordering::Relaxed);
+                self.store_failures_in_a_row.store(0, Ordering::Relaxed);
+            }
         }
     }
 
@@ -141,7 +187,8 @@ impl<E: Effect> Batch<E> {
         let run = &run;
         // Futures in a list, not a mapped stream: a closure over borrowed messages inside the
         // stream would make this future's `Send` undecidable to the compiler.
-        let groups: Vec<_> = groups(messages).into_iter().map(|group| self.process_group(group, run)).collect();
+        let groups: Vec<_> =
+            self.entries(messages).into_iter().map(|group| self.process_group_or_catch(group, run)).collect();
         let mut reports: Vec<(usize, Report)> = stream::iter(groups)
             .buffer_unordered(self.settings.max_concurrency.max(1))
             .collect::<Vec<_>>()
@@ -164,100 +211,150 @@ impl<E: Effect> Batch<E> {
 
     fn time_per_message(&self) -> Duration {
         let effect = self.consumer.effect().time_limit().unwrap_or_default();
-        self.settings.min_time_per_message.max(effect + self.consumer.settings().answer_reserve)
+        self.settings.min_time_per_message.max(effect.saturating_add(self.consumer.settings().answer_reserve))
     }
 
-    async fn process_group(&self, group: Vec<(usize, &Message)>, run: &Run) -> Vec<(usize, Report)> {
+    /// The messages by group, in the order of each group's first message.
+    fn entries<'a>(&self, messages: &'a [Message]) -> Vec<Vec<Entry<'a, E::Input>>> {
+        let mut groups = groups(messages)
+            .into_iter()
+            .map(|group| {
+                let entry = |(position, message)| {
+                    let prepared = self.consumer.prepare(message);
+                    Entry { position, message, prepared, shares_its_key: false }
+                };
+                group.into_iter().map(entry).collect::<Vec<_>>()
+            })
+            .collect::<Vec<_>>();
+        let mut group_of_key: HashMap<Key, Option<usize>> = HashMap::new();
+        for (number, group) in groups.iter().enumerate() {
+            for key in group.iter().filter_map(Entry::key) {
+                let group = group_of_key.entry(key.clone()).or_insert(Some(number));
+                if *group != Some(number) {
+                    *group = None;
+                }
+            }
+        }
+        for entry in groups.iter_mut().flatten() {
+            entry.shares_its_key = entry.key().is_some_and(|key| group_of_key.get(key) == Some(&None));
+        }
+        groups
+    }
+
+    /// A last net: what user code can do in a destructor, or a bug of ours, must cost one
+    /// group and not the batch. Nothing of the group is acked, so all of it comes again.
+    async fn process_group_or_catch(&self, group: Vec<Entry<'_, E::Input>>, run: &Run) -> Vec<(usize, Report)> {
+        let messages: Vec<_> = group.iter().map(|entry| (entry.position, entry.message)).collect();
+        let work = AssertUnwindSafe(self.process_group(group, run)).catch_unwind();
+        work.await.unwrap_or_else(|_| {
+            messages
+                .into_iter()
+                .map(|(position, message)| {
+                    let reason = "a panic outside of the effect; see the log".to_owned();
+                    (position, Report::new(message, None, None, Outcome::Unknown { reason, retry_after: None }))
+                })
+                .collect()
+        })
+    }
+
+    async fn process_group(&self, group: Vec<Entry<'_, E::Input>>, run: &Run) -> Vec<(usize, Report)> {
         // A claim taken ahead by a consumer that dies looks like an attempt without an
         // outcome. Rerun and verify shrug that off; park would trouble a person with it.
         let claims_ahead = self.consumer.effect().recovery() != Recovery::Park;
-        let stopped = AtomicBool::new(false);
+        let stop = Stop::default();
         let mut reports = Vec::with_capacity(group.len());
         let mut ahead = None;
-        let mut messages = group.into_iter().peekable();
-        while let Some((position, message)) = messages.next() {
+        let mut entries = group.iter().peekable();
+        while let Some(entry) = entries.next() {
             let turn = match ahead.take() {
+                // What was in flight while the message before it ran may be done by now.
+                None | Some(Turn::Settled(Outcome::InFlight { .. })) => self.turn(entry, run, &stop).await,
                 Some(turn) => turn,
-                None => self.turn(message, run, &stopped).await,
             };
-            let report = match turn {
-                Turn::Settled(key, outcome) => {
-                    stopped.store(self.stops_its_group(message, &outcome), Ordering::Relaxed);
-                    Report::new(message, key, None, outcome)
+            reports.push(match turn {
+                Turn::Settled(outcome) => {
+                    stop.set_if(self.stops_its_group(entry.message, &outcome));
+                    entry.report(None, outcome)
                 }
-                Turn::Ready(ready) => {
-                    let this = self.take_turn(message, ready, run, &stopped);
-                    match messages.peek().filter(|_| claims_ahead) {
-                        Some((_, next)) => {
-                            let (report, next) = join(this, self.turn(next, run, &stopped)).await;
+                Turn::Ready(held, guard) => {
+                    let attempt = held.attempt();
+                    let work = self.take_turn(entry, held, guard, run, &stop);
+                    // A key that another group waits for is not held longer than its turn.
+                    let outcome = match entries.peek().filter(|next| claims_ahead && !next.shares_its_key) {
+                        Some(next) => {
+                            let (outcome, next) = join(work, self.turn(next, run, &stop)).await;
                             ahead = Some(next);
-                            report
+                            outcome
                         }
-                        None => this.await,
-                    }
+                        None => work.await,
+                    };
+                    entry.report(attempt, outcome)
                 }
-            };
-            crate::telemetry::log_report(&report);
-            reports.push((position, report));
-            if stopped.load(Ordering::Relaxed) {
+            });
+            if stop.is_set() {
                 break;
             }
         }
-        if let Some(Turn::Ready(ready)) = ahead {
-            self.consumer.release(ready.held, run.deadline).await;
+        if let Some(Turn::Ready(held, _guard)) = ahead {
+            self.consumer.release(held, run.deadline).await;
         }
-        for (position, message) in messages {
-            let key = self.consumer.key(message).ok();
-            let report = Report::new(message, key, None, Outcome::Unstarted { why: Unstarted::GroupStopped });
-            crate::telemetry::log_report(&report);
-            reports.push((position, report));
-        }
+        reports.extend(entries.map(|entry| entry.report(None, Outcome::Unstarted { why: Unstarted::GroupStopped })));
         reports
     }
 
     /// Gets a message as far as holding its claim.
-    async fn turn(&self, message: &Message, run: &Run, stopped: &AtomicBool) -> Turn<E::Input> {
-        let prepared = match self.consumer.prepare(message) {
+    async fn turn(&self, entry: &Entry<'_, E::Input>, run: &Run, stop: &Stop) -> Turn {
+        let prepared = match &entry.prepared {
             Ok(prepared) => prepared,
-            Err(outcome) => return Turn::Settled(None, outcome),
+            Err(outcome) => return Turn::Settled(outcome.clone()),
         };
-        let unstarted = |why| Outcome::Unstarted { why };
-        let Some(guard) = run.deadline.limit(SingleFlight::enter(&self.keys, prepared.key.id())).await else {
-            return Turn::Settled(Some(prepared.key), unstarted(Unstarted::Deadline));
+        let unstarted = |why| Turn::Settled(Outcome::Unstarted { why });
+        // Whoever has the key longer than this leaves no time for the effect.
+        let latest = run.deadline.earlier(self.time_per_message());
+        let guard = tokio::select! {
+            biased;
+            guard = latest.limit(SingleFlight::enter(&self.keys, prepared.key.id())) => guard,
+            () = stop.wait() => None,
         };
-        let why_not = if stopped.load(Ordering::Relaxed) {
-            Some(Unstarted::GroupStopped)
-        } else if run.deadline.remaining() < self.time_per_message() {
-            Some(Unstarted::Deadline)
-        } else if run.store_is_away() {
-            Some(Unstarted::StoreAway)
-        } else {
-            None
-        };
-        if let Some(why) = why_not {
-            return Turn::Settled(Some(prepared.key), unstarted(why));
+        if stop.is_set() {
+            return unstarted(Unstarted::GroupStopped);
         }
-        let admission = self.consumer.admit(message, &prepared, run.deadline).await;
+        let Some(guard) = guard.filter(|_| run.deadline.remaining() >= self.time_per_message()) else {
+            return unstarted(Unstarted::Deadline);
+        };
+        if run.store_is_away() {
+            return unstarted(Unstarted::StoreAway);
+        }
+        let admission = self.consumer.admit(entry.message, prepared, run.deadline).await;
         run.note(&admission);
         match admission {
-            Admission::Held(held) => Turn::Ready(Ready { prepared, held, _key: guard }),
-            Admission::Settled(outcome) => Turn::Settled(Some(prepared.key), outcome),
+            Admission::Held(held) => Turn::Ready(held, guard),
+            Admission::Settled(outcome) => Turn::Settled(outcome),
         }
     }
 
     /// Runs a message's effect. Says whether the group stops *before* the key is let go,
     /// so that a duplicate further down the group does not claim it for nothing.
-    async fn take_turn(&self, message: &Message, ready: Ready<E::Input>, run: &Run, stopped: &AtomicBool) -> Report {
-        let Ready { prepared, held, _key } = ready;
-        let attempt = held.attempt();
-        let outcome = if run.deadline.remaining() < self.time_per_message() {
-            self.consumer.release(held, run.deadline).await;
-            Outcome::Unstarted { why: Unstarted::Deadline }
-        } else {
-            self.consumer.run(message, &prepared, held, run.deadline).await
+    async fn take_turn(
+        &self,
+        entry: &Entry<'_, E::Input>,
+        held: Held,
+        guard: KeyGuard,
+        run: &Run,
+        stop: &Stop,
+    ) -> Outcome {
+        let outcome = match &entry.prepared {
+            Ok(prepared) if run.deadline.remaining() >= self.time_per_message() => {
+                self.consumer.run(entry.message, prepared, held, run.deadline).await
+            }
+            _ => {
+                self.consumer.release(held, run.deadline).await;
+                Outcome::Unstarted { why: Unstarted::Deadline }
+            }
         };
-        stopped.store(self.stops_its_group(message, &outcome), Ordering::Relaxed);
-        Report::new(message, Some(prepared.key), attempt, outcome)
+        stop.set_if(self.stops_its_group(entry.message, &outcome));
+        drop(guard);
+        outcome
     }
 
     /// A message that is not acked stops its group, unless it has failed on its last

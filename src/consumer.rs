@@ -15,7 +15,7 @@ use crate::message::Message;
 use crate::outcome::{Outcome, Report, Unstarted};
 use crate::record::{self, Claim, ClaimRequest, Completion, Owner, Parking, Record, RecordId, Standing, StoredResult};
 use crate::store::{ClaimOutcome, FencedOutcome, Store, StoreError, StoreErrorKind};
-use crate::time::{Clock, Deadline, Lease, Retention, SystemClock};
+use crate::time::{Clock, Deadline, EpochSeconds, Lease, Retention, SystemClock};
 
 /// A reason kept on a record is for reading; longer ones are cut.
 const MAX_REASON_CHARS: usize = 1000;
@@ -23,6 +23,9 @@ const MAX_REASON_CHARS: usize = 1000;
 /// Pauses between tries to store a result, doubling; the store has retries of its own.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_millis(400);
+
+/// An effect that sets itself no limit is not begun with less time than this.
+const SHORTEST_TURN: Duration = Duration::from_millis(1);
 
 /// What to do with a message while the store is away.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -188,46 +191,66 @@ impl<E: Effect> Consumer<E> {
         prepared: &Prepared<E::Input>,
         deadline: Deadline,
     ) -> Admission {
+        let request = self.request(message, prepared, deadline);
+        let effects_end = deadline.earlier(self.settings.answer_reserve);
+        let patience = match self.settings.store_outage {
+            StoreOutage::Reject => effects_end,
+            // Leave time to go on without the store.
+            StoreOutage::Process => effects_end.earlier(effects_end.remaining() / 2),
+        };
+        let held = |claim, taken_over| Admission::Held(Held { claim: Some(claim), taken_over });
+
+        let seen = match patience.limit(self.store.claim(&request)).await.unwrap_or_else(no_answer) {
+            Ok(ClaimOutcome::Won(claim)) => return held(claim, false),
+            Ok(ClaimOutcome::Lost(record)) => record,
+            Ok(ClaimOutcome::Gone) => return Admission::Settled(Outcome::InFlight { until: request.now }),
+            Err(error) => {
+                self.forget_doubtful_claim(&request, &error).await;
+                return self.without_store(error, false);
+            }
+        };
+        if let Some(outcome) = self.settle(&seen, &request) {
+            return Admission::Settled(outcome);
+        }
+        match patience.limit(self.store.take_over(&seen, &request)).await.unwrap_or_else(no_answer) {
+            Ok(ClaimOutcome::Won(claim)) => held(claim, true),
+            // A rival was faster. If its claim is over already, the next delivery sees to it.
+            Ok(ClaimOutcome::Lost(record)) => {
+                Admission::Settled(self.settle(&record, &request).unwrap_or(Outcome::InFlight { until: request.now }))
+            }
+            Ok(ClaimOutcome::Gone) => Admission::Settled(Outcome::InFlight { until: request.now }),
+            Err(error) => self.without_store(error, true),
+        }
+    }
+
+    fn request(&self, message: &Message, prepared: &Prepared<E::Input>, deadline: Deadline) -> ClaimRequest {
         let now = self.clock.now();
-        let request = ClaimRequest {
+        let lease = Lease::until(deadline.wall().plus(self.settings.lease_margin));
+        // A record must not be forgotten while its claim is held, however short the retention.
+        let held_until = lease.end().plus(self.settings.clock_skew).to_seconds();
+        ClaimRequest {
             id: RecordId::new(prepared.key.id()),
             owner: Owner::random(),
-            lease: Lease::until(deadline.wall().plus(self.settings.lease_margin)),
-            expires: self.settings.retention.expiry(now),
+            lease,
+            expires: self.settings.retention.expiry(now).max(held_until),
             fingerprint: prepared.fingerprint.clone(),
             message_id: message.id.clone(),
             now,
-        };
-        // A claim that is cut off here may stand all the same; its lease ends by itself.
-        let effects_end = deadline.earlier(self.settings.answer_reserve);
-        effects_end
-            .limit(self.ask(&request))
-            .await
-            .unwrap_or(Admission::Settled(Outcome::Unstarted { why: Unstarted::Deadline }))
+        }
     }
 
-    async fn ask(&self, request: &ClaimRequest) -> Admission {
-        let record = match self.store.claim(request).await {
-            Ok(ClaimOutcome::Won(claim)) => return Admission::Held(Held { claim: Some(claim), taken_over: false }),
-            Ok(ClaimOutcome::Lost(record)) => record,
-            Ok(ClaimOutcome::Gone) => return Admission::Settled(Outcome::InFlight { until: request.now }),
-            Err(error) => return self.without_store(error),
-        };
-        let Some(outcome) = self.settle(&record, request) else {
-            return self.take_over(&record, request).await;
-        };
-        Admission::Settled(outcome)
-    }
-
-    async fn take_over(&self, seen: &Record, request: &ClaimRequest) -> Admission {
-        match self.store.take_over(seen, request).await {
-            Ok(ClaimOutcome::Won(claim)) => Admission::Held(Held { claim: Some(claim), taken_over: true }),
-            // A rival was faster. If its claim is over already, the next delivery sees to it.
-            Ok(ClaimOutcome::Lost(record)) => {
-                Admission::Settled(self.settle(&record, request).unwrap_or(Outcome::InFlight { until: request.now }))
-            }
-            Ok(ClaimOutcome::Gone) => Admission::Settled(Outcome::InFlight { until: request.now }),
-            Err(error) => self.without_store(error),
+    /// A first claim without an answer may stand all the same. Its lease ends by itself,
+    /// and rerun and verify shrug it off; with park it would trouble a person about an
+    /// effect that was never begun, so it is taken back if the store can be reached again.
+    async fn forget_doubtful_claim(&self, request: &ClaimRequest, error: &StoreError) {
+        if self.effect.recovery() == Recovery::Park
+            && self.settings.store_outage == StoreOutage::Reject
+            && error.kind() == StoreErrorKind::Unavailable
+        {
+            let end = Deadline::after(self.settings.answer_reserve / 2, &*self.clock);
+            let claim = request.to_claim(1);
+            // Nothing hangs on it: an error, or no answer, leaves things as they are.
+            let _ = end.limit(self.store.release(&claim)).await;
         }
     }
 
@@ -238,14 +261,17 @@ impl<E: Effect> Consumer<E> {
             Standing::Completed(result) => Some(Outcome::Replayed { result }),
             Standing::Parked(reason) => Some(Outcome::Parked { reason }),
             Standing::Held { until } => Some(Outcome::InFlight { until }),
+            Standing::Locked { status, until } => Some(Outcome::Locked { status, until }),
             Standing::Lapsed => None,
         }
     }
 
-    fn without_store(&self, error: StoreError) -> Admission {
+    /// `taken_over`: an earlier attempt was seen before the store went away, so recovery
+    /// has its say all the same.
+    fn without_store(&self, error: StoreError, taken_over: bool) -> Admission {
         if self.settings.store_outage == StoreOutage::Process && error.kind() == StoreErrorKind::Unavailable {
             tracing::error!(error = %ErrorChain(&error), "the store is away; the effect runs without protection");
-            return Admission::Held(Held { claim: None, taken_over: false });
+            return Admission::Held(Held { claim: None, taken_over });
         }
         Admission::Settled(Outcome::StoreFailed { error })
     }
@@ -260,43 +286,50 @@ impl<E: Effect> Consumer<E> {
     ) -> Outcome {
         let effects_end = deadline.earlier(self.settings.answer_reserve);
         let attempt = Attempt::new(&prepared.key, held.attempt().unwrap_or(0), message, effects_end);
-        let writes =
-            Writes { consumer: self, claim: held.claim, end: deadline.earlier(self.settings.answer_reserve / 4) };
+        let writes = Writes {
+            consumer: self,
+            claim: held.claim.clone(),
+            end: deadline.earlier(self.settings.answer_reserve / 4),
+        };
 
         if held.taken_over {
             match self.effect.recovery() {
                 Recovery::Rerun => {}
                 Recovery::Park => {
+                    let which =
+                        held.attempt().map_or("an earlier attempt".to_owned(), |n| format!("attempt {}", n.saturating_sub(1)));
                     let reason = format!(
-                        "attempt {} ended without an outcome, and this effect's recovery is `park`: find out \
-                         whether it was applied",
-                        attempt.number().saturating_sub(1)
+                        "{which} ended without an outcome, and this effect's recovery is `park`: find out whether it \
+                         was applied"
                     );
                     return writes.park(reason).await;
                 }
-                Recovery::Verify => match guarded(effects_end, self.effect.verify(&prepared.input, &attempt)).await {
-                    Ok(Verification::Done(output)) => {
-                        return writes.complete(self.stored(&output), |result| Outcome::Recovered { result }).await;
+                Recovery::Verify => {
+                    match guarded(effects_end, || self.effect.verify(&prepared.input, &attempt)).await {
+                        Ok(Verification::Done(output)) => {
+                            return writes.complete(self.stored(output), |result| Outcome::Recovered { result }).await;
+                        }
+                        Ok(Verification::NotDone) => {}
+                        Ok(Verification::Unknown(reason)) => return writes.park(reason).await,
+                        Err(error) => {
+                            writes.give_up().await;
+                            return Outcome::Unknown {
+                                reason: format!("could not verify an earlier attempt: {error}"),
+                                retry_after: error.retry_wait(),
+                            };
+                        }
                     }
-                    Ok(Verification::NotDone) => {}
-                    Ok(Verification::Unknown(reason)) => return writes.park(reason).await,
-                    Err(error) => {
-                        writes.give_up().await;
-                        return Outcome::Unknown {
-                            reason: format!("could not verify an earlier attempt: {error}"),
-                            retry_after: error.retry_wait(),
-                        };
-                    }
-                },
+                }
             }
         }
-        if effects_end.remaining().is_zero() {
+        // Verifying takes time too.
+        if effects_end.remaining() < self.effect.time_limit().unwrap_or(SHORTEST_TURN) {
             writes.release().await;
             return Outcome::Unstarted { why: Unstarted::Deadline };
         }
 
-        let error = match guarded(effects_end, self.effect.apply(&prepared.input, &attempt)).await {
-            Ok(output) => return writes.complete(self.stored(&output), |result| Outcome::Executed { result }).await,
+        let error = match guarded(effects_end, || self.effect.apply(&prepared.input, &attempt)).await {
+            Ok(output) => return writes.complete(self.stored(output), |result| Outcome::Executed { result }).await,
             Err(error) => error,
         };
         let (reason, retry_after) = (error.to_string(), error.retry_wait());
@@ -305,12 +338,23 @@ impl<E: Effect> Consumer<E> {
                 writes.release().await;
                 Outcome::NotApplied { reason, retry_after }
             }
+            EffectErrorKind::Permanent if attempt.number() > 1 => {
+                writes.release().await;
+                Outcome::Permanent {
+                    reason: format!("{reason} (an earlier attempt under this key ended without an outcome)"),
+                }
+            }
             EffectErrorKind::Permanent => {
                 writes.release().await;
                 Outcome::Permanent { reason }
             }
             EffectErrorKind::Unknown => {
-                writes.give_up().await;
+                // A request may still be on its way. Who reruns or parks needn't wait for it;
+                // "not done" from a verification now would be true for a moment only, so then
+                // the lease runs its course.
+                if self.effect.recovery() != Recovery::Verify {
+                    writes.give_up().await;
+                }
                 Outcome::Unknown { reason, retry_after }
             }
         }
@@ -322,9 +366,13 @@ impl<E: Effect> Consumer<E> {
         Writes { consumer: self, claim: held.claim, end }.release().await;
     }
 
-    fn stored(&self, output: &E::Output) -> StoredResult {
+    fn stored(&self, output: E::Output) -> StoredResult {
         let limit = self.store.max_result_bytes();
-        let description = match catch(|| serde_json::to_string(output)) {
+        let json = catch(|| serde_json::to_string(&output));
+        if let Err(panic) = catch(|| drop(output)) {
+            tracing::error!(panic, "dropping the effect's output panicked");
+        }
+        let description = match json {
             Ok(Ok(json)) if json.len() <= limit => return StoredResult::whole(json),
             Ok(Ok(json)) => describe(&json),
             Ok(Err(error)) => serde_json::json!({ "unserializable": error.to_string() }),
@@ -333,6 +381,11 @@ impl<E: Effect> Consumer<E> {
         tracing::warn!(%description, limit, "the result can't be stored whole; duplicates will get this description");
         StoredResult::reduced(description.to_string())
     }
+}
+
+/// What stands for an answer that did not come before the deadline.
+fn no_answer<T>() -> Result<T, StoreError> {
+    Err(StoreError::new(StoreErrorKind::Unavailable, "the store did not answer before the deadline"))
 }
 
 /// What is kept of a result that does not fit.
@@ -364,12 +417,13 @@ impl<E: Effect> Writes<'_, E> {
                 Some(Ok(FencedOutcome::Applied)) => return outcome(completion.result),
                 Some(Ok(FencedOutcome::Fenced)) => return Outcome::Fenced,
                 // Whatever it dislikes, a description is small and plain.
-                Some(Err(refusal)) if refusal.kind() == StoreErrorKind::Refused && !completion.result.reduced => {
+                Some(Err(refusal)) if refusal.kind() == StoreErrorKind::Invalid && !completion.result.reduced => {
                     tracing::warn!(error = %ErrorChain(&refusal), "the store refused the result; storing a description");
                     completion.result = StoredResult::reduced(describe(&completion.result.json).to_string());
                     error = refusal;
                 }
-                Some(Err(away)) if away.kind() == StoreErrorKind::Unavailable && end.remaining() > pause => {
+                // A refusal may pass as well: credentials that are being renewed.
+                Some(Err(away)) if away.kind() != StoreErrorKind::Invalid && end.remaining() > pause => {
                     error = away;
                     tokio::time::sleep(pause).await;
                     pause = (pause * 2).min(LONGEST_PAUSE);
@@ -383,8 +437,8 @@ impl<E: Effect> Writes<'_, E> {
     async fn park(self, reason: String) -> Outcome {
         let reason: String = reason.chars().take(MAX_REASON_CHARS).collect();
         let Some(claim) = self.claim else { return Outcome::Parked { reason } };
-        let expires = self.consumer.settings.retention.expiry(self.consumer.clock.now());
-        let parking = Parking { reason, expires };
+        // A person ends this, not time: the message may lie in a dead-letter queue for weeks.
+        let parking = Parking { reason, expires: EpochSeconds::FAR_FUTURE };
         match self.end.limit(self.consumer.store.park(&claim, &parking)).await {
             Some(Ok(FencedOutcome::Applied)) => Outcome::Parked { reason: parking.reason },
             Some(Ok(FencedOutcome::Fenced)) => Outcome::Fenced,
@@ -427,12 +481,15 @@ fn warn_unless_applied(answer: Option<Result<FencedOutcome, StoreError>>, claim:
 }
 
 /// Runs a piece of user code: its panic and its overrun are failures with an unknown
-/// outcome.
-async fn guarded<T>(end: Deadline, work: impl Future<Output = Result<T, EffectError>>) -> Result<T, EffectError> {
-    match end.limit(AssertUnwindSafe(work).catch_unwind()).await {
-        Some(Ok(result)) => result,
-        Some(Err(panic)) => Err(EffectError::unknown(format!("the effect panicked: {}", panic_text(&*panic)))),
-        None => Err(EffectError::unknown("the effect did not end in time and was cancelled")),
+/// outcome. The call itself and the destructor of what was cut off are within the net too.
+async fn guarded<T, F>(end: Deadline, work: impl FnOnce() -> F) -> Result<T, EffectError>
+where
+    F: Future<Output = Result<T, EffectError>>,
+{
+    match AssertUnwindSafe(async { end.limit(work()).await }).catch_unwind().await {
+        Ok(Some(result)) => result,
+        Ok(None) => Err(EffectError::unknown("the effect did not end in time and was cancelled")),
+        Err(panic) => Err(EffectError::unknown(format!("the effect panicked: {}", panic_text(&*panic)))),
     }
 }
 

@@ -131,7 +131,8 @@ pub enum Recovery {
     /// Apply again: the target deduplicates by the key. Exactly once if it does.
     Rerun,
     /// Ask the target with [`Effect::verify`] and go by its answer. Exactly once if the
-    /// answer is true.
+    /// answer is true. An attempt that failed with its outcome unknown keeps its lease, so
+    /// that nobody asks while its request may still be on its way.
     Verify,
     /// Never again by itself: put the message aside for a person. At most once.
     Park,

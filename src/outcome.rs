@@ -60,6 +60,13 @@ pub enum Outcome {
         /// When to look again.
         until: EpochMillis,
     },
+    /// The record has a status that this version doesn't know; it is left alone.
+    Locked {
+        /// The status as found.
+        status: String,
+        /// When the record expires.
+        until: EpochMillis,
+    },
     /// The effect failed before anything could have happened.
     NotApplied {
         /// How.
@@ -88,7 +95,7 @@ pub enum Outcome {
         /// What it said.
         error: StoreError,
     },
-    /// The effect was not begun, and no claim is left behind.
+    /// The effect was not begun.
     Unstarted {
         /// Why not.
         why: Unstarted,
@@ -130,6 +137,7 @@ impl Outcome {
                 Disposition::DeadLetter
             }
             Self::InFlight { .. }
+            | Self::Locked { .. }
             | Self::NotApplied { .. }
             | Self::Unknown { .. }
             | Self::NotRecorded { .. }
@@ -140,10 +148,17 @@ impl Outcome {
     }
 
     /// Whether this ended the message's turn for good or bad, as opposed to its turn not
-    /// having come: held by another, not begun, or the store away.
+    /// having come: held by another, taken over by another, not begun, or the store away.
     #[must_use]
     pub fn was_tried(&self) -> bool {
-        !matches!(self, Self::InFlight { .. } | Self::StoreFailed { .. } | Self::Unstarted { .. })
+        !matches!(
+            self,
+            Self::InFlight { .. }
+                | Self::Locked { .. }
+                | Self::Fenced
+                | Self::StoreFailed { .. }
+                | Self::Unstarted { .. }
+        )
     }
 
     /// The outcome's name in logs and metrics.
@@ -159,6 +174,7 @@ impl Outcome {
             Self::Permanent { .. } => "permanent",
             Self::Parked { .. } => "parked",
             Self::InFlight { .. } => "in-flight",
+            Self::Locked { .. } => "locked",
             Self::NotApplied { .. } => "not-applied",
             Self::Unknown { .. } => "unknown",
             Self::NotRecorded { .. } => "not-recorded",
@@ -195,12 +211,18 @@ impl Outcome {
                 stored.message_id.as_deref().unwrap_or("(unknown)")
             )),
             Self::InFlight { until } => {
-                Some(format!("another consumer is at work on this key; its claim ends at {until} at the latest"))
+                Some(format!("another consumer is at work on this key; it may be taken over from {until} on"))
             }
+            Self::Locked { status, until } => Some(format!(
+                "the record has a status that this version does not know, `{}`; it is left alone until {until}",
+                status.escape_debug()
+            )),
             Self::NotRecorded { error } => {
                 Some(format!("the effect was applied, but its result could not be stored: {error}"))
             }
-            Self::Fenced => Some("the lease ended before the work did, and another consumer took over".to_owned()),
+            Self::Fenced => Some(
+                "the lease ended before the work did: another consumer took over, or the record was deleted".to_owned(),
+            ),
             Self::StoreFailed { error } => Some(ErrorChain(error).to_string()),
             Self::Unstarted { why } => Some(
                 match why {

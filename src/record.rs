@@ -263,9 +263,16 @@ pub enum Standing {
     Completed(StoredResult),
     /// Put aside for a person, for this reason.
     Parked(String),
-    /// Held by somebody until then, and by our clock not lapsed.
+    /// Held by somebody, and by our clock not lapsed.
     Held {
-        /// When to look again.
+        /// When it may be taken over at the earliest.
+        until: EpochMillis,
+    },
+    /// In a status that this version doesn't know, so it is left alone.
+    Locked {
+        /// The status as found.
+        status: String,
+        /// When the record expires.
         until: EpochMillis,
     },
     /// The holder's lease is over and there is no outcome: may be taken over.
@@ -283,10 +290,9 @@ pub fn judge(record: &Record, request: &ClaimRequest, clock_skew: Duration) -> S
         State::Completed { result, .. } => Standing::Completed(result.clone()),
         State::Parked { reason } => Standing::Parked(reason.clone()),
         State::InProgress { lease: Some(lease), .. } if lease.has_lapsed(request.now, clock_skew) => Standing::Lapsed,
-        State::InProgress { lease: Some(lease), .. } => Standing::Held { until: lease.end() },
-        State::InProgress { lease: None, .. } | State::Unknown { .. } => {
-            Standing::Held { until: record.expires.to_millis() }
-        }
+        State::InProgress { lease: Some(lease), .. } => Standing::Held { until: lease.end().plus(clock_skew) },
+        State::InProgress { lease: None, .. } => Standing::Held { until: record.expires.to_millis() },
+        State::Unknown { status } => Standing::Locked { status: status.clone(), until: record.expires.to_millis() },
     }
 }
 

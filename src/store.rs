@@ -109,9 +109,10 @@ pub enum StoreErrorKind {
     /// It does not answer, or asks to be left alone: throttled, timed out, no connection,
     /// an error of its own. Worth another try.
     Unavailable,
-    /// It answered that it will not do this: no such table, no permission, an invalid
-    /// request. Needs a person.
+    /// It answered that it will not do this: no such table, no permission. Needs a person.
     Refused,
+    /// It can't take the request as it is, e.g. a record over its size limit.
+    Invalid,
     /// The record is there and can't be read. Concerns one key.
     Unreadable,
 }

@@ -27,6 +27,7 @@ pub fn log_report(report: &Report) {
         Outcome::NotApplied { .. } | Outcome::Unknown { .. } | Outcome::Fenced | Outcome::Unprotected { .. } => {
             log!(warn, "message needs attention if this goes on");
         }
+        // Rejected, conflict, permanent, parked, locked, not recorded, store failed.
         _ => log!(error, "message needs attention"),
     }
 }

@@ -23,6 +23,9 @@ impl EpochSeconds {
         self.0
     }
 
+    /// The end of the year 9999: for records that only a person may end.
+    pub const FAR_FUTURE: Self = Self(253_402_300_799);
+
     /// The same point in milliseconds.
     #[must_use]
     pub const fn to_millis(self) -> EpochMillis {
@@ -79,6 +82,9 @@ fn whole_millis(duration: Duration) -> u64 {
 /// As RFC 3339 in UTC, `2030-03-17T17:46:40.000Z`.
 impl fmt::Display for EpochMillis {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if *self > EpochSeconds::FAR_FUTURE.to_millis() {
+            return f.write_str("(never)");
+        }
         let (days, of_day) = (self.0 / 86_400_000, self.0 % 86_400_000);
         let (year, month, day) = civil_date(days);
         let (hour, minute, second, milli) =
@@ -329,6 +335,8 @@ mod tests {
             (4_107_542_400_000, "2100-03-01T00:00:00.000Z"),
             (1_709_251_199_000, "2024-02-29T23:59:59.000Z"),
             (1_735_689_599_000, "2024-12-31T23:59:59.000Z"),
+            (253_402_300_799_000, "9999-12-31T23:59:59.000Z"),
+            (u64::MAX, "(never)"),
         ];
         for (millis, text) in cases {
             assert_eq!(EpochMillis::new(millis).to_string(), text);

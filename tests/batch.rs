@@ -13,7 +13,7 @@ use idempotent_consumer::batch::{Batch, BatchError, BatchSettings};
 use idempotent_consumer::effect::{EffectError, Recovery, Verification};
 use idempotent_consumer::message::Message;
 use idempotent_consumer::outcome::{Disposition, Report};
-use idempotent_consumer::record::{Owner, Record, RecordId, State};
+use idempotent_consumer::record::{Owner, Record, RecordId, State, StoredResult};
 use idempotent_consumer::store::memory::MemoryStore;
 use idempotent_consumer::store::{Store, StoreErrorKind};
 use idempotent_consumer::time::{Clock, Deadline, Lease, ManualClock};
@@ -265,6 +265,96 @@ async fn crossed_keys_in_two_groups_do_not_wait_for_each_other_for_ever() {
     let reports = process(&batch, &messages, &*clock).await;
     assert!(reports.iter().all(|report| report.outcome.disposition() == Disposition::Ack), "{reports:?}");
     assert_eq!(applied(&batch).len(), 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wait_for_a_key_leaves_time_to_answer() {
+    // Another batch of this process holds the key for longer than this one has.
+    let (clock, store) = (clock(), Arc::new(MemoryStore::new()));
+    let effect = Scripted::new(Recovery::Rerun).applying_async(|seen| async move {
+        if seen.key == "k" {
+            tokio::time::sleep(Duration::from_secs(20)).await;
+        }
+        Ok(Value::Null)
+    });
+    let batch = batch(effect, &store, &clock);
+    let (holder, waiter) = ([order("m-1", "k")], [order("m-2", "k"), order("m-3", "free")]);
+    let deadline = Deadline::after(Duration::from_secs(5), &*clock);
+    let short = async {
+        let reports = batch.process(&waiter, deadline).await.unwrap();
+        (reports, deadline.remaining())
+    };
+    let (_, (reports, left)) = futures_util::future::join(process(&batch, &holder, &*clock), short).await;
+    assert_eq!(outcomes(&reports), ["unstarted", "executed"]);
+    assert!(!left.is_zero());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_group_that_has_stopped_does_not_wait_for_a_key_any_more() {
+    let (clock, store) = (clock(), Arc::new(MemoryStore::new()));
+    let effect = Scripted::new(Recovery::Rerun).applying_async(|seen| async move {
+        tokio::time::sleep(Duration::from_secs(if seen.key == "k" { 20 } else { 1 })).await;
+        if seen.key == "fails" { Err(EffectError::not_applied("refused")) } else { Ok(Value::Null) }
+    });
+    let batch = batch(effect, &store, &clock);
+    let (holder, waiter) = ([order("m-1", "k")], [in_group("a", "fails"), in_group("a", "k")]);
+    let start = Deadline::after(PATIENCE, &*clock);
+    let short = async {
+        let reports = process(&batch, &waiter, &*clock).await;
+        (reports, PATIENCE.saturating_sub(start.remaining()))
+    };
+    let (_, (reports, took)) = futures_util::future::join(process(&batch, &holder, &*clock), short).await;
+    assert_eq!(outcomes(&reports), ["not-applied", "unstarted"]);
+    assert!(took < Duration::from_secs(2), "{took:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_claim_taken_ahead_does_not_keep_a_key_from_another_group() {
+    for recovery in [Recovery::Rerun, Recovery::Park] {
+        let (clock, store) = (clock(), Arc::new(MemoryStore::new()));
+        let effect = Scripted::new(recovery).applying_async(|seen| async move {
+            if seen.key == "hangs" { std::future::pending().await } else { Ok(Value::Null) }
+        });
+        let batch = batch(effect, &store, &clock);
+        let messages = [in_group("a", "hangs"), order("m-2", "k").with_group("a"), order("m-3", "k").with_group("b")];
+        assert_eq!(outcomes(&process(&batch, &messages, &*clock).await), ["unknown", "unstarted", "executed"]);
+    }
+}
+
+#[tokio::test]
+async fn what_was_in_flight_when_looked_at_ahead_is_looked_at_again_at_its_turn() {
+    let (clock, store) = (clock(), Arc::new(MemoryStore::new()));
+    let elsewhere = in_progress("a2", Lease::until(START.plus(PATIENCE)), 1);
+    store.insert(elsewhere.clone());
+    let effect = {
+        let store = Arc::clone(&store);
+        Scripted::new(Recovery::Rerun).applying_async(move |_| {
+            let (store, mut done) = (Arc::clone(&store), elsewhere.clone());
+            async move {
+                for _ in 0..20 {
+                    tokio::task::yield_now().await;
+                }
+                // The other consumer ends while the first message's effect runs.
+                done.state = State::Completed { result: StoredResult::whole("1"), completed_at: Some(START) };
+                store.insert(done);
+                Ok(Value::Null)
+            }
+        })
+    };
+    let batch = batch(effect, &store, &clock);
+    let messages = ["a1", "a2"].map(|key| in_group("a", key));
+    assert_eq!(outcomes(&process(&batch, &messages, &*clock).await), ["executed", "replayed"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_hangs_fails_the_batch() {
+    let (clock, store) = (clock(), Arc::new(FaultyStore::default()));
+    store.fail_always(Some(Fault::Hangs));
+    let batch = batch(Scripted::new(Recovery::Rerun), &store, &clock);
+    let deadline = Deadline::after(Duration::from_secs(3), &*clock);
+    let error = batch.process(&["1", "2"].map(|key| order(key, key)), deadline).await.unwrap_err();
+    assert!(matches!(error, BatchError::StoreAway(_)), "{error:?}");
+    assert!(!deadline.remaining().is_zero(), "there is time to say so");
 }
 
 #[tokio::test]

@@ -10,7 +10,7 @@ use std::time::Duration;
 use idempotent_consumer::consumer::{Consumer, StoreOutage};
 use idempotent_consumer::effect::{Attempt, Effect, EffectError, Recovery, Verification};
 use idempotent_consumer::message::Message;
-use idempotent_consumer::outcome::{Disposition, Outcome, Report, Unstarted};
+use idempotent_consumer::outcome::{Disposition, Outcome, Report};
 use idempotent_consumer::record::{Owner, Record, RecordId, State, StoredResult};
 use idempotent_consumer::store::memory::MemoryStore;
 use idempotent_consumer::store::{Store, StoreErrorKind};
@@ -299,7 +299,7 @@ async fn records_of_other_software_are_respected() {
     };
     let cases = [
         (State::InProgress { owner: None, lease: None }, "in-flight"),
-        (State::Unknown { status: "EXPIRED?".into() }, "in-flight"),
+        (State::Unknown { status: "EXPIRED?".into() }, "locked"),
         (State::Completed { result: StoredResult::whole("1"), completed_at: None }, "replayed"),
         (State::InProgress { owner: None, lease: Some(Lease::until(START.plus(PATIENCE))) }, "in-flight"),
         (State::InProgress { owner: None, lease: Some(Lease::until(START.minus(PATIENCE))) }, "executed"),
@@ -412,10 +412,19 @@ async fn a_result_too_large_for_the_record_is_described_and_the_message_is_acked
 #[tokio::test]
 async fn a_result_that_the_store_refuses_is_described_too() {
     let (clock, store) = (clock(), Arc::new(FaultyStore::default()));
-    store.fail(Call::Complete, [Fault::NotSent(StoreErrorKind::Refused)]);
+    store.fail(Call::Complete, [Fault::NotSent(StoreErrorKind::Invalid)]);
     let consumer = consumer(Scripted::new(Recovery::Park), &store, &clock);
     let report = deliver(&consumer, &order("m-1", "A-1")).await;
     assert!(matches!(&report.outcome, Outcome::Executed { result } if result.reduced), "{report:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refusal_that_may_pass_does_not_cost_the_result() {
+    let (clock, store) = (clock(), Arc::new(FaultyStore::default()));
+    store.fail(Call::Complete, [Fault::NotSent(StoreErrorKind::Refused), Fault::NotSent(StoreErrorKind::Refused)]);
+    let consumer = consumer(Scripted::new(Recovery::Park), &store, &clock);
+    let report = deliver(&consumer, &order("m-1", "A-1")).await;
+    assert!(matches!(&report.outcome, Outcome::Executed { result } if !result.reduced), "{report:?}");
 }
 
 #[tokio::test]
@@ -474,9 +483,161 @@ async fn a_store_that_hangs_costs_the_deadline_and_no_effect() {
     let consumer = consumer(Scripted::new(Recovery::Rerun), &store, &clock);
     let deadline = Deadline::after(Duration::from_secs(3), &*clock);
     let report = consumer.process(&order("m-1", "A-1"), deadline).await;
-    assert!(matches!(report.outcome, Outcome::Unstarted { why: Unstarted::Deadline }), "{report:?}");
+    assert!(
+        matches!(report.outcome, Outcome::StoreFailed { .. }),
+        "no answer is a failure, not a lack of time: {report:?}"
+    );
     assert!(!deadline.remaining().is_zero());
     assert_eq!(consumer.effect().applied.lock().unwrap().len(), 0);
+}
+
+#[tokio::test]
+async fn with_park_a_claim_whose_answer_was_lost_is_taken_back() {
+    // Nothing was begun; the next delivery must not bother a person.
+    let (clock, store) = (clock(), Arc::new(FaultyStore::default()));
+    store.fail(Call::Claim, [Fault::AnswerLost]);
+    let consumer = consumer(Scripted::new(Recovery::Park), &store, &clock);
+    assert_eq!(deliver(&consumer, &order("m-1", "A-1")).await.outcome.name(), "store-failed");
+    let report = deliver(&consumer, &order("m-1", "A-1")).await;
+    assert_eq!((report.outcome.name(), report.attempt), ("executed", Some(1)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_its_store_a_takeover_still_goes_through_recovery() {
+    for (recovery, outcome) in [(Recovery::Park, "parked"), (Recovery::Verify, "unprotected")] {
+        let (clock, store) = after_a_crash().await;
+        store.fail(Call::TakeOver, [Fault::NotSent(StoreErrorKind::Unavailable)]);
+        let mut settings = settings();
+        settings.store_outage = StoreOutage::Process;
+        let effect = Scripted::new(recovery).verifying(|_| Ok(Verification::Done(json!("found"))));
+        let consumer = Consumer::new(effect, Arc::clone(&store) as Arc<dyn Store>, settings).with_clock(clock);
+        assert_eq!(deliver(&consumer, &order("m", "A-1")).await.outcome.name(), outcome);
+        assert_eq!(consumer.effect().applied.lock().unwrap().len(), 0);
+    }
+}
+
+#[tokio::test]
+async fn a_verification_waits_out_the_lease_of_an_attempt_that_may_still_be_on_its_way() {
+    let (clock, store) = (clock(), Arc::new(MemoryStore::new()));
+    let effect = Scripted::new(Recovery::Verify).applying(|_| Err("timed out".into()));
+    let consumer = consumer(effect, &store, &clock);
+    assert_eq!(deliver(&consumer, &order("m-1", "A-1")).await.outcome.name(), "unknown");
+    assert_eq!(deliver(&consumer, &order("m-2", "A-1")).await.outcome.name(), "in-flight");
+    assert_eq!(consumer.effect().verified.lock().unwrap().len(), 0);
+    clock.advance(PATIENCE + Duration::from_secs(3));
+    deliver(&consumer, &order("m-1", "A-1")).await;
+    assert_eq!(consumer.effect().verified.lock().unwrap().len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_parked_key_is_not_forgotten_while_its_message_waits_in_a_dead_letter_queue() {
+    let (clock, store) = after_a_crash().await;
+    let consumer = consumer(Scripted::new(Recovery::Park), &store, &clock);
+    assert_eq!(deliver(&consumer, &order("m", "A-1")).await.outcome.name(), "parked");
+    clock.advance(Duration::from_hours(24 * 365));
+    assert_eq!(deliver(&consumer, &order("redriven", "A-1")).await.outcome.name(), "parked");
+}
+
+#[tokio::test]
+async fn a_record_outlives_its_claim_however_short_the_retention() {
+    let (clock, store) = (clock(), Arc::new(MemoryStore::new()));
+    let mut settings = settings();
+    settings.retention = idempotent_consumer::time::Retention::from_seconds(1).unwrap();
+    let first = Consumer::new(
+        Scripted::new(Recovery::Park).applying_async(|_| std::future::pending()),
+        Arc::clone(&store) as Arc<dyn Store>,
+        settings.clone(),
+    )
+    .with_clock(Arc::clone(&clock) as Arc<_>);
+    let message = order("m-1", "A-1");
+    let work = deliver(&first, &message);
+    assert!(tokio::time::timeout(Duration::from_millis(1), work).await.is_err());
+    clock.advance(PATIENCE);
+    let second =
+        Consumer::new(Scripted::new(Recovery::Park), Arc::clone(&store) as Arc<dyn Store>, settings).with_clock(clock);
+    assert_eq!(deliver(&second, &order("m-2", "A-1")).await.outcome.name(), "in-flight");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_effect_is_not_begun_after_a_verification_that_took_its_time() {
+    struct SlowToVerify(Mutex<usize>);
+    impl Effect for SlowToVerify {
+        type Input = Value;
+        type Output = ();
+        fn recovery(&self) -> Recovery {
+            Recovery::Verify
+        }
+        fn time_limit(&self) -> Option<Duration> {
+            Some(Duration::from_secs(20))
+        }
+        async fn apply(&self, _: &Value, _: &Attempt<'_>) -> Result<(), EffectError> {
+            *self.0.lock().unwrap() += 1;
+            Ok(())
+        }
+        async fn verify(&self, _: &Value, _: &Attempt<'_>) -> Result<Verification<()>, EffectError> {
+            tokio::time::sleep(Duration::from_secs(15)).await;
+            Ok(Verification::NotDone)
+        }
+    }
+    let (clock, store) = after_a_crash().await;
+    let consumer = consumer(SlowToVerify(Mutex::default()), &store, &clock);
+    assert_eq!(deliver(&consumer, &order("m", "A-1")).await.outcome.name(), "unstarted");
+    assert_eq!(*consumer.effect().0.lock().unwrap(), 0);
+}
+
+/// Panics where the compiler lets it: in the call, in a destructor.
+struct Clumsy {
+    recovery: Recovery,
+    how: &'static str,
+}
+
+struct PanicsInDrop(bool);
+
+impl Drop for PanicsInDrop {
+    fn drop(&mut self) {
+        if self.0 {
+            std::panic::resume_unwind(Box::new("in drop"));
+        }
+    }
+}
+
+impl serde::Serialize for PanicsInDrop {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str("whole")
+    }
+}
+
+impl Effect for Clumsy {
+    type Input = Value;
+    type Output = PanicsInDrop;
+
+    fn recovery(&self) -> Recovery {
+        self.recovery
+    }
+
+    #[allow(clippy::manual_async_fn)] // the panic is in the call, before there is a future
+    fn apply(&self, _: &Value, _: &Attempt<'_>) -> impl Future<Output = Result<PanicsInDrop, EffectError>> + Send {
+        if self.how == "call" {
+            std::panic::resume_unwind(Box::new("in the call"));
+        }
+        async move {
+            if self.how == "cancelled" {
+                let _bomb = PanicsInDrop(true);
+                std::future::pending::<()>().await;
+            }
+            Ok(PanicsInDrop(self.how == "output"))
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_panic_in_a_call_or_a_destructor_costs_its_message_only() {
+    for (how, outcome) in [("call", "unknown"), ("cancelled", "unknown"), ("output", "executed")] {
+        let (clock, store) = (clock(), Arc::new(MemoryStore::new()));
+        let consumer = consumer(Clumsy { recovery: Recovery::Rerun, how }, &store, &clock);
+        let report = deliver(&consumer, &order("m-1", "A-1")).await;
+        assert_eq!(report.outcome.name(), outcome, "{how}: {report:?}");
+    }
 }
 
 #[tokio::test]

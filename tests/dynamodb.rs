@@ -14,7 +14,7 @@ use aws_sdk_dynamodb::config::{ConfigBag, Intercept, RuntimeComponents};
 use aws_sdk_dynamodb::error::BoxError;
 use aws_sdk_dynamodb::types::AttributeValue;
 use idempotent_consumer::effect::Recovery;
-use idempotent_consumer::record::{ClaimRequest, Owner, RecordId, State, StoredResult};
+use idempotent_consumer::record::{ClaimRequest, Completion, Owner, RecordId, State, StoredResult};
 use idempotent_consumer::store::dynamodb::DynamoDbStore;
 use idempotent_consumer::store::{ClaimOutcome, FencedOutcome, Store, StoreErrorKind};
 use idempotent_consumer::time::{Deadline, EpochMillis, Lease, SystemClock};
@@ -81,7 +81,7 @@ async fn one_put_per_first_claim_one_update_per_completion_and_no_read() {
     assert_eq!(put["Item"]["expiration"]["N"], (START.get() / 1000 + 3600).to_string(), "the TTL, in seconds");
     assert_eq!(put["Item"]["in_progress_expiration"]["N"].as_str().unwrap().len(), 13, "the lease, in milliseconds");
     let update = &sent[1].1;
-    assert_eq!(update["ConditionExpression"], "#owner = :owner AND #attempt = :attempt");
+    assert_eq!(update["ConditionExpression"], "#owner = :owner AND #attempt = :attempt AND #status = :in_progress");
 
     assert_eq!(deliver("m-2").await.outcome.name(), "replayed");
     assert_eq!(requests.operations(), ["PutItem"]);
@@ -247,7 +247,7 @@ async fn errors_say_whether_another_try_helps_and_what_to_do() {
         (503, "ServiceUnavailable", StoreErrorKind::Unavailable, ""),
         (400, "ResourceNotFoundException", StoreErrorKind::Refused, "TABLE_NAME"),
         (400, "AccessDeniedException", StoreErrorKind::Refused, "role"),
-        (400, "ValidationException", StoreErrorKind::Refused, ""),
+        (400, "ValidationException", StoreErrorKind::Invalid, ""),
         (400, "ItemCollectionSizeLimitExceededException", StoreErrorKind::Refused, ""),
     ];
     let answers = cases.map(|(status, code, kind, advice)| async move {
@@ -271,6 +271,34 @@ async fn a_dead_endpoint_is_given_up_on_within_seconds() {
     drop(silent);
     let store = DynamoDbStore::new(client(&format!("http://{closed}")), TABLE);
     assert_eq!(store.claim(&request("1")).await.unwrap_err().kind(), StoreErrorKind::Unavailable);
+}
+
+#[tokio::test]
+async fn a_record_finished_by_hand_is_not_changed_by_the_owner_that_still_stands_in_it() {
+    let dynamo = Dynamo::start().await;
+    let store = dynamo.store();
+    let first = request("1");
+    let ClaimOutcome::Won(claim) = store.claim(&first).await.unwrap() else { panic!() };
+    dynamo
+        .client
+        .update_item()
+        .table_name(TABLE)
+        .key("id", AttributeValue::S("1".into()))
+        .update_expression("SET #status = :completed, #data = :data")
+        .expression_attribute_names("#status", "status")
+        .expression_attribute_names("#data", "data")
+        .expression_attribute_values(":completed", AttributeValue::S("COMPLETED".into()))
+        .expression_attribute_values(":data", AttributeValue::S("\"by hand\"".into()))
+        .send()
+        .await
+        .unwrap();
+    let completion =
+        Completion { result: StoredResult::whole("\"ours\""), completed_at: START, expires: first.expires };
+    assert_eq!(store.complete(&claim, &completion).await.unwrap(), FencedOutcome::Fenced);
+    assert_eq!(store.set_lease(&claim, Lease::GIVEN_UP).await.unwrap(), FencedOutcome::Fenced);
+    assert_eq!(store.release(&claim).await.unwrap(), FencedOutcome::Fenced);
+    let record = store.load(&first.id).await.unwrap().unwrap();
+    assert!(matches!(record.state, State::Completed { result, .. } if result.json == "\"by hand\""));
 }
 
 #[tokio::test]

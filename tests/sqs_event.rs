@@ -61,6 +61,13 @@ fn a_standard_queue_has_no_group_and_a_missing_body_is_an_empty_one() {
 }
 
 #[test]
+fn the_group_of_a_standard_queue_is_about_fairness_and_not_order() {
+    let fair = record(|record| record["eventSourceARN"] = json!("arn:aws:sqs:eu-central-1:123456789012:orders"));
+    let messages = messages(json!({ "Records": [fair] })).unwrap();
+    assert_eq!(messages[0].group, None);
+}
+
+#[test]
 fn what_is_no_sqs_event_is_an_error_and_never_an_empty_list() {
     let other_service = |source: Value| json!({ "Records": [record(|_| {}), record(|r| r["eventSource"] = source)] });
     let cases = [

@@ -19,8 +19,8 @@
 //! | --- | --- | --- |
 //! | 2xx, and a complete body or one over [`MAX_RESULT_BODY_BYTES`] | `Ok`([`HttpResult`]) | stored, acked |
 //! | no connection: DNS, TCP, TLS, or none in time | not applied | retried |
-//! | 408, 425, 429 | not applied: it was not processed, `Retry-After` kept | retried |
-//! | 409, 5xx | unknown: it may have been, `Retry-After` kept | retried through recovery |
+//! | 425, 429 | not applied: it was not processed, `Retry-After` kept | retried |
+//! | 408, 409, 5xx | unknown: it may have been (proxies answer 408 for a handler they cut off), `Retry-After` kept | retried through recovery |
 //! | 301, 307, 308 | permanent: it was not processed, and the URL is wrong | dead-letter |
 //! | other 4xx | permanent, with the start of the answer's body in the reason | dead-letter |
 //! | other 3xx, and what is no final HTTP status | unknown: a 303 often follows a POST that was processed | retried through recovery |

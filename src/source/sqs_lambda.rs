@@ -109,7 +109,9 @@ fn message(position: usize, record: SqsMessage) -> Result<Message, InvocationErr
     let id = record.message_id.filter(|id| !id.is_empty()).ok_or(InvocationError::NoMessageId { position })?;
     let system = |name: &str| record.attributes.get(name).cloned();
     let mut message = Message::new(id, record.body.unwrap_or_default());
-    message.group = system("MessageGroupId");
+    // On a standard queue the group id serves fairness between tenants, and promises no order.
+    let ordered = record.event_source_arn.as_deref().is_none_or(|arn| arn.rsplit('.').next() == Some("fifo"));
+    message.group = system("MessageGroupId").filter(|_| ordered);
     message.deduplication_id = system("MessageDeduplicationId");
     message.receive_count = system("ApproximateReceiveCount").and_then(|count| count.parse().ok());
     message.first_received_at =

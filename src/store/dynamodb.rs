@@ -141,8 +141,10 @@ impl DynamoDbStore {
             .condition_expression(HELD)
             .expression_attribute_names("#owner", name::OWNER)
             .expression_attribute_names("#attempt", name::ATTEMPT)
+            .expression_attribute_names("#status", name::STATUS)
             .expression_attribute_values(":owner", string(claim.owner.as_str()))
             .expression_attribute_values(":attempt", number(claim.attempt))
+            .expression_attribute_values(":in_progress", string(status::IN_PROGRESS))
             .return_values_on_condition_check_failure(AllOld)
     }
 
@@ -164,8 +166,9 @@ impl DynamoDbStore {
     }
 }
 
-/// The fence: `owner = me AND attempt = mine`. Only a record in progress has an owner.
-const HELD: &str = "#owner = :owner AND #attempt = :attempt";
+/// The fence: `owner = me AND attempt = mine`, on a record in progress. Ours have no owner
+/// otherwise, but an operator or other software may have finished one by hand.
+const HELD: &str = "#owner = :owner AND #attempt = :attempt AND #status = :in_progress";
 
 impl Store for DynamoDbStore {
     fn claim<'a>(&'a self, request: &'a ClaimRequest) -> BoxFuture<'a, Result<ClaimOutcome, StoreError>> {
@@ -219,7 +222,6 @@ impl Store for DynamoDbStore {
     ) -> BoxFuture<'a, Result<FencedOutcome, StoreError>> {
         let update = self
             .update(claim)
-            .expression_attribute_names("#status", name::STATUS)
             .expression_attribute_names("#data", name::DATA)
             .expression_attribute_names("#completed_at", name::COMPLETED_AT)
             .expression_attribute_names("#expiration", name::EXPIRATION)
@@ -253,7 +255,6 @@ impl Store for DynamoDbStore {
             .update_expression(
                 "SET #status = :status, #reason = :reason, #expiration = :expiration REMOVE #owner, #lease",
             )
-            .expression_attribute_names("#status", name::STATUS)
             .expression_attribute_names("#reason", name::REASON)
             .expression_attribute_names("#expiration", name::EXPIRATION)
             .expression_attribute_names("#lease", name::LEASE)
@@ -284,12 +285,14 @@ impl Store for DynamoDbStore {
             .delete_item()
             .table_name(&self.table)
             .key(name::ID, string(claim.id.as_str()))
-            .condition_expression("attribute_not_exists(#id) OR (#owner = :owner AND #attempt = :attempt)")
+            .condition_expression(format!("attribute_not_exists(#id) OR ({HELD})"))
             .expression_attribute_names("#id", name::ID)
             .expression_attribute_names("#owner", name::OWNER)
             .expression_attribute_names("#attempt", name::ATTEMPT)
+            .expression_attribute_names("#status", name::STATUS)
             .expression_attribute_values(":owner", string(claim.owner.as_str()))
-            .expression_attribute_values(":attempt", number(claim.attempt));
+            .expression_attribute_values(":attempt", number(claim.attempt))
+            .expression_attribute_values(":in_progress", string(status::IN_PROGRESS));
         Box::pin(async move {
             match delete.send().await {
                 Ok(_) => Ok(FencedOutcome::Applied),
@@ -341,6 +344,7 @@ where
     let code = error.code().map(str::to_owned);
     let kind = match &error {
         SdkError::ConstructionFailure(_) => StoreErrorKind::Refused,
+        SdkError::ServiceError(_) if code.as_deref() == Some("ValidationException") => StoreErrorKind::Invalid,
         SdkError::ServiceError(answer) => {
             // Throttling and transaction conflicts come as 400 too.
             let passing = matches!(

@@ -75,8 +75,10 @@ impl Meaning {
     fn of(status: StatusCode) -> Self {
         match status.as_u16() {
             200..=299 => Self::Applied,
-            408 | 425 | 429 => Self::NotNow,
-            409 => Self::Unclear,
+            425 | 429 => Self::NotNow,
+            // 408 should mean that the request never arrived whole; servers and proxies also
+            // send it when they cut off a handler in the middle.
+            408 | 409 => Self::Unclear,
             // The same request should have been sent elsewhere. A 302 or 303 may as well
             // follow a POST that was processed.
             301 | 307 | 308 | 400..=499 => Self::Never,
