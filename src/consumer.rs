@@ -296,8 +296,9 @@ impl<E: Effect> Consumer<E> {
             match self.effect.recovery() {
                 Recovery::Rerun => {}
                 Recovery::Park => {
-                    let which =
-                        held.attempt().map_or("an earlier attempt".to_owned(), |n| format!("attempt {}", n.saturating_sub(1)));
+                    let which = held
+                        .attempt()
+                        .map_or("an earlier attempt".to_owned(), |n| format!("attempt {}", n.saturating_sub(1)));
                     let reason = format!(
                         "{which} ended without an outcome, and this effect's recovery is `park`: find out whether it \
                          was applied"

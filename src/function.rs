@@ -4,7 +4,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use lambda_runtime::{LambdaEvent, service_fn};
-use serde_json::Value;
+use serde_json::value::RawValue;
 
 use crate::batch::Batch;
 use crate::config::{ConfigError, Environment, FunctionConfig};
@@ -95,7 +95,7 @@ pub async fn run_with<E: Effect>(effect: impl FnOnce(&mut Environment<'_>) -> Op
             return ExitCode::FAILURE;
         }
     };
-    let handler = service_fn(move |event: LambdaEvent<Value>| {
+    let handler = service_fn(move |event: LambdaEvent<Box<RawValue>>| {
         let batch = Arc::clone(&batch);
         async move { sqs_lambda::handle(&batch, event).await }
     });

@@ -1,10 +1,16 @@
 //! Lambda's SQS events as messages, and the answer to them.
 #![allow(clippy::unwrap_used, clippy::indexing_slicing)]
 
+use idempotent_consumer::message::Message;
 use idempotent_consumer::outcome::{Outcome, Report, Unstarted};
 use idempotent_consumer::record::StoredResult;
-use idempotent_consumer::source::sqs_lambda::{messages, response};
+use idempotent_consumer::source::sqs_lambda::{self, InvocationError, response};
 use serde_json::{Value, json};
+
+#[allow(clippy::needless_pass_by_value)] // reads better where it is called
+fn messages(event: Value) -> Result<Vec<Message>, InvocationError> {
+    sqs_lambda::messages(&event.to_string())
+}
 
 fn record(change: impl FnOnce(&mut Value)) -> Value {
     let mut record = json!({

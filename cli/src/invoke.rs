@@ -15,7 +15,7 @@ use idempotent_consumer::source::sqs_lambda::{self, InvocationError};
 use idempotent_consumer::store::dynamodb::DynamoDbStore;
 use idempotent_consumer::time::{Clock, Retention, RetentionError, SystemClock};
 use lambda_runtime::{Context, Diagnostic};
-use serde_json::Value;
+use serde_json::value::RawValue;
 
 use crate::effect::{self, Ledger, LedgerEffect};
 use crate::embedded::{Embedded, StoreTrouble};
@@ -122,7 +122,7 @@ impl Failure {
 pub(crate) async fn run(args: &Args) -> Result<ExitCode, Failure> {
     let event = read(&args.event)?;
     // Before the store is touched: a wrong file must not make it forget.
-    sqs_lambda::messages(event.clone()).map_err(|error| Failure::of_invocation(args, error))?;
+    sqs_lambda::messages(event.get()).map_err(|error| Failure::of_invocation(args, error))?;
 
     let embedded = Embedded::open(&args.store, args.forget).await?;
     let batch = batch(args, &embedded).await?;
@@ -130,8 +130,9 @@ pub(crate) async fn run(args: &Args) -> Result<ExitCode, Failure> {
     let mut context = Context::default();
     "invoke".clone_into(&mut context.request_id);
     context.deadline = SystemClock.now().plus(timeout).get();
-    let reports =
-        sqs_lambda::process(&batch, event, &context).await.map_err(|error| Failure::of_invocation(args, error))?;
+    let reports = sqs_lambda::process(&batch, event.get(), &context)
+        .await
+        .map_err(|error| Failure::of_invocation(args, error))?;
 
     let invocation = Invocation {
         store: &args.store,
@@ -148,7 +149,7 @@ pub(crate) async fn run(args: &Args) -> Result<ExitCode, Failure> {
     })
 }
 
-fn read(file: &Path) -> Result<Value, Failure> {
+fn read(file: &Path) -> Result<Box<RawValue>, Failure> {
     let text = std::fs::read(file).map_err(|error| Failure::Unreadable { file: file.to_owned(), error })?;
     serde_json::from_slice(&text).map_err(|error| Failure::NotJson { file: file.to_owned(), error })
 }

@@ -1,4 +1,4 @@
-//! SQS events that Lambda delivers: [`SqsEvent`](aws_lambda_events::event::sqs::SqsEvent) in, [`SqsBatchResponse`] out.
+//! SQS events that Lambda delivers: [`SqsEvent`] in, [`SqsBatchResponse`] out.
 //!
 //! What Lambda makes of the answer decides what the queue keeps, so it is checked here:
 //! an identifier that is empty or unknown fails the whole batch, and one that is left out
@@ -7,9 +7,10 @@
 
 use std::collections::BTreeMap;
 
-use aws_lambda_events::event::sqs::{SqsBatchResponse, SqsMessage};
+use aws_lambda_events::event::sqs::{SqsBatchResponse, SqsEvent, SqsMessage};
 use lambda_runtime::{Context, Diagnostic, LambdaEvent};
 use serde_json::Value;
+use serde_json::value::RawValue;
 
 use crate::batch::{Batch, BatchError};
 use crate::effect::Effect;
@@ -54,9 +55,9 @@ impl From<InvocationError> for Diagnostic {
 /// Handles one invocation.
 pub async fn handle<E: Effect>(
     batch: &Batch<E>,
-    event: LambdaEvent<Value>,
+    event: LambdaEvent<Box<RawValue>>,
 ) -> Result<SqsBatchResponse, InvocationError> {
-    let reports = process(batch, event.payload, &event.context).await.inspect_err(|error| {
+    let reports = process(batch, event.payload.get(), &event.context).await.inspect_err(|error| {
         tracing::error!(
             request_id = event.context.request_id,
             error = %ErrorChain(error),
@@ -66,10 +67,10 @@ pub async fn handle<E: Effect>(
     Ok(response(&reports))
 }
 
-/// Processes the messages of an SQS event, to be over by the invocation's deadline.
+/// Processes the messages of an SQS event, given as JSON, to be over by the invocation's deadline.
 pub async fn process<E: Effect>(
     batch: &Batch<E>,
-    payload: Value,
+    payload: &str,
     context: &Context,
 ) -> Result<Vec<Report>, InvocationError> {
     let messages = messages(payload)?;
@@ -77,28 +78,33 @@ pub async fn process<E: Effect>(
     Ok(batch.process(&messages, deadline).await?)
 }
 
-/// The messages of an SQS event.
-pub fn messages(mut payload: Value) -> Result<Vec<Message>, InvocationError> {
-    if payload.get("Records").is_none() {
-        return Err(InvocationError::NotSqs("it has no `Records`".to_owned()));
-    }
-    let Some(Value::Array(records)) = payload.get_mut("Records").map(Value::take) else {
-        return Err(InvocationError::NotSqs("its `Records` is no list".to_owned()));
-    };
-    records
-        .into_iter()
-        .enumerate()
-        .map(|(position, record)| {
-            // What serde says would quote values, and they may come from a body.
-            let record = serde_json::from_value(record).map_err(|_| {
-                InvocationError::NotSqs(format!("record {position} has a member of another type than SQS gives it"))
-            })?;
-            message(position, record)
-        })
-        .collect()
+/// The messages of an SQS event, given as JSON.
+pub fn messages(payload: &str) -> Result<Vec<Message>, InvocationError> {
+    let event: SqsEvent = serde_json::from_str(payload).map_err(|_| InvocationError::NotSqs(what_is_wrong(payload)))?;
+    event.records.into_iter().enumerate().map(|(position, record)| message(position, record)).collect()
 }
 
-fn message(position: usize, record: SqsMessage) -> Result<Message, InvocationError> {
+/// Why a payload can't be read as an SQS event. Serde would say so too, and quote values
+/// that may come from a body.
+fn what_is_wrong(payload: &str) -> String {
+    let Ok(mut payload) = serde_json::from_str::<Value>(payload) else {
+        return "it is no JSON".to_owned();
+    };
+    match payload.get_mut("Records").map(Value::take) {
+        None => "it has no `Records`".to_owned(),
+        Some(Value::Array(records)) => {
+            let unreadable =
+                records.into_iter().position(|record| serde_json::from_value::<SqsMessage>(record).is_err());
+            match unreadable {
+                Some(position) => format!("record {position} has a member of another type than SQS gives it"),
+                None => "it can't be read".to_owned(),
+            }
+        }
+        Some(_) => "its `Records` is no list".to_owned(),
+    }
+}
+
+fn message(position: usize, mut record: SqsMessage) -> Result<Message, InvocationError> {
     match record.event_source.as_deref() {
         Some("aws:sqs") => {}
         Some(other) => {
@@ -107,7 +113,7 @@ fn message(position: usize, record: SqsMessage) -> Result<Message, InvocationErr
         None => return Err(InvocationError::NotSqs(format!("record {position} has no `eventSource`"))),
     }
     let id = record.message_id.filter(|id| !id.is_empty()).ok_or(InvocationError::NoMessageId { position })?;
-    let system = |name: &str| record.attributes.get(name).cloned();
+    let mut system = |name: &str| record.attributes.remove(name);
     let mut message = Message::new(id, record.body.unwrap_or_default());
     // On a standard queue the group id serves fairness between tenants, and promises no order.
     let ordered = record.event_source_arn.as_deref().is_none_or(|arn| arn.rsplit('.').next() == Some("fifo"));
