@@ -14,8 +14,7 @@ use futures_util::stream::{self, StreamExt};
 use tokio::sync::Notify;
 
 use self::single_flight::{KeyGuard, SingleFlight};
-use crate::consumer::{Admission, Consumer, Held, Prepared};
-use crate::effect::{Effect, Recovery};
+use crate::consumer::Consume;
 use crate::key::Key;
 use crate::message::Message;
 use crate::outcome::{Disposition, Outcome, Report, Unstarted};
@@ -66,7 +65,8 @@ pub enum BatchError {
     },
 }
 
-/// Runs batches of messages through a [`Consumer`].
+/// Runs batches of messages through a [`Consumer`](crate::consumer::Consumer), or whatever
+/// else can [`Consume`] them.
 ///
 /// * Messages of one group run in the order given. The first that is not acked stops its
 ///   group: the rest of it is reported [`Unstarted`] and comes again.
@@ -76,24 +76,24 @@ pub enum BatchError {
 /// * Messages with one key wait for each other, across groups and across batches that run
 ///   at the same time in this process.
 #[derive(Debug)]
-pub struct Batch<E> {
-    consumer: Consumer<E>,
+pub struct Batch<C> {
+    consumer: C,
     settings: BatchSettings,
     keys: Arc<SingleFlight>,
 }
 
 /// A message of a batch, its key and input read.
-struct Entry<'a, I> {
+struct Entry<'a, P> {
     position: usize,
     message: &'a Message,
-    prepared: Result<Prepared<I>, Outcome>,
+    prepared: Result<(Key, P), Outcome>,
     /// Another group of the batch has a message with the same key.
     shares_its_key: bool,
 }
 
-impl<I> Entry<'_, I> {
+impl<P> Entry<'_, P> {
     fn key(&self) -> Option<&Key> {
-        self.prepared.as_ref().ok().map(|prepared| &prepared.key)
+        self.prepared.as_ref().ok().map(|(key, _)| key)
     }
 
     fn report(&self, attempt: Option<u64>, outcome: Outcome) -> (usize, Report) {
@@ -104,9 +104,9 @@ impl<I> Entry<'_, I> {
 }
 
 /// How far a message has got before its effect.
-enum Turn {
+enum Turn<H> {
     /// It holds its claim, and others with its key in this process wait for the guard.
-    Ready(Held, KeyGuard),
+    Ready(H, KeyGuard),
     Settled(Outcome),
 }
 
@@ -144,20 +144,35 @@ struct Run {
 }
 
 impl Run {
-    fn note(&self, admission: &Admission) {
-        match admission {
+    /// Notes what an outcome says about the store: that it is away, that it is there, or
+    /// nothing.
+    fn note(&self, outcome: &Outcome) {
+        match outcome {
             // An unreadable record, or a request that is refused as it stands, is one key's
             // trouble, and an answer.
-            Admission::Settled(Outcome::StoreFailed { error })
+            Outcome::StoreFailed { error }
                 if matches!(error.kind(), StoreErrorKind::Unavailable | StoreErrorKind::Refused) =>
             {
-                self.store_failures_in_a_row.fetch_add(1, Ordering::Relaxed);
+                self.note_failure();
             }
-            _ => {
-                self.store_answered.store(true, Ordering::Relaxed);
-                self.store_failures_in_a_row.store(0, Ordering::Relaxed);
-            }
+            Outcome::Rejected { .. }
+            | Outcome::Unstarted { .. }
+            | Outcome::Applied { .. }
+            | Outcome::Unprotected { .. }
+            | Outcome::NotApplied { .. }
+            | Outcome::Permanent { .. }
+            | Outcome::Unknown { .. } => {}
+            _ => self.note_answer(),
         }
+    }
+
+    fn note_answer(&self) {
+        self.store_answered.store(true, Ordering::Relaxed);
+        self.store_failures_in_a_row.store(0, Ordering::Relaxed);
+    }
+
+    fn note_failure(&self) {
+        self.store_failures_in_a_row.fetch_add(1, Ordering::Relaxed);
     }
 
     fn store_is_away(&self) -> bool {
@@ -165,14 +180,14 @@ impl Run {
     }
 }
 
-impl<E: Effect> Batch<E> {
+impl<C: Consume> Batch<C> {
     /// Batches for that consumer.
-    pub fn new(consumer: Consumer<E>, settings: BatchSettings) -> Self {
+    pub fn new(consumer: C, settings: BatchSettings) -> Self {
         Self { consumer, settings, keys: Arc::default() }
     }
 
     /// The consumer that each message goes through.
-    pub fn consumer(&self) -> &Consumer<E> {
+    pub fn consumer(&self) -> &C {
         &self.consumer
     }
 
@@ -210,12 +225,11 @@ impl<E: Effect> Batch<E> {
     }
 
     fn time_per_message(&self) -> Duration {
-        let effect = self.consumer.effect().time_limit().unwrap_or_default();
-        self.settings.min_time_per_message.max(effect.saturating_add(self.consumer.settings().answer_reserve))
+        self.settings.min_time_per_message.max(self.consumer.time_needed())
     }
 
     /// The messages by group, in the order of each group's first message.
-    fn entries<'a>(&self, messages: &'a [Message]) -> Vec<Vec<Entry<'a, E::Input>>> {
+    fn entries<'a>(&self, messages: &'a [Message]) -> Vec<Vec<Entry<'a, C::Prepared>>> {
         let mut groups = groups(messages)
             .into_iter()
             .map(|group| {
@@ -243,7 +257,7 @@ impl<E: Effect> Batch<E> {
 
     /// A last net: what user code can do in a destructor, or a bug of ours, must cost one
     /// group and not the batch. Nothing of the group is acked, so all of it comes again.
-    async fn process_group_or_catch(&self, group: Vec<Entry<'_, E::Input>>, run: &Run) -> Vec<(usize, Report)> {
+    async fn process_group_or_catch(&self, group: Vec<Entry<'_, C::Prepared>>, run: &Run) -> Vec<(usize, Report)> {
         let messages: Vec<_> = group.iter().map(|entry| (entry.position, entry.message)).collect();
         let work = AssertUnwindSafe(self.process_group(group, run)).catch_unwind();
         work.await.unwrap_or_else(|_| {
@@ -257,10 +271,7 @@ impl<E: Effect> Batch<E> {
         })
     }
 
-    async fn process_group(&self, group: Vec<Entry<'_, E::Input>>, run: &Run) -> Vec<(usize, Report)> {
-        // A claim taken ahead by a consumer that dies looks like an attempt without an
-        // outcome. Rerun and verify shrug that off; park would trouble a person with it.
-        let claims_ahead = self.consumer.effect().recovery() != Recovery::Park;
+    async fn process_group(&self, group: Vec<Entry<'_, C::Prepared>>, run: &Run) -> Vec<(usize, Report)> {
         let stop = Stop::default();
         let mut reports = Vec::with_capacity(group.len());
         let mut ahead = None;
@@ -277,17 +288,18 @@ impl<E: Effect> Batch<E> {
                     entry.report(None, outcome)
                 }
                 Turn::Ready(held, guard) => {
-                    let attempt = held.attempt();
+                    let attempt = C::attempt(&held);
                     let work = self.take_turn(entry, held, guard, run, &stop);
                     // A key that another group waits for is not held longer than its turn.
-                    let outcome = match entries.peek().filter(|next| claims_ahead && !next.shares_its_key) {
-                        Some(next) => {
-                            let (outcome, next) = join(work, self.turn(next, run, &stop)).await;
-                            ahead = Some(next);
-                            outcome
-                        }
-                        None => work.await,
-                    };
+                    let outcome =
+                        match entries.peek().filter(|next| self.consumer.claims_ahead() && !next.shares_its_key) {
+                            Some(next) => {
+                                let (outcome, next) = join(work, self.turn(next, run, &stop)).await;
+                                ahead = Some(next);
+                                outcome
+                            }
+                            None => work.await,
+                        };
                     entry.report(attempt, outcome)
                 }
             });
@@ -303,8 +315,8 @@ impl<E: Effect> Batch<E> {
     }
 
     /// Gets a message as far as holding its claim.
-    async fn turn(&self, entry: &Entry<'_, E::Input>, run: &Run, stop: &Stop) -> Turn {
-        let prepared = match &entry.prepared {
+    async fn turn(&self, entry: &Entry<'_, C::Prepared>, run: &Run, stop: &Stop) -> Turn<C::Held> {
+        let (key, prepared) = match &entry.prepared {
             Ok(prepared) => prepared,
             Err(outcome) => return Turn::Settled(outcome.clone()),
         };
@@ -313,7 +325,7 @@ impl<E: Effect> Batch<E> {
         let latest = run.deadline.earlier(self.time_per_message());
         let guard = tokio::select! {
             biased;
-            guard = latest.limit(SingleFlight::enter(&self.keys, prepared.key.id())) => guard,
+            guard = latest.limit(SingleFlight::enter(&self.keys, key.id())) => guard,
             () = stop.wait() => None,
         };
         if stop.is_set() {
@@ -323,13 +335,24 @@ impl<E: Effect> Batch<E> {
             return unstarted(Unstarted::Deadline);
         };
         if run.store_is_away() {
-            return unstarted(Unstarted::StoreAway);
+            return match self.consumer.unprotected() {
+                Some(held) => Turn::Ready(held, guard),
+                None => unstarted(Unstarted::StoreAway),
+            };
         }
-        let admission = self.consumer.admit(entry.message, prepared, run.deadline).await;
-        run.note(&admission);
-        match admission {
-            Admission::Held(held) => Turn::Ready(held, guard),
-            Admission::Settled(outcome) => Turn::Settled(outcome),
+        match self.consumer.admit(entry.message, key, prepared, run.deadline).await {
+            Ok(held) => {
+                if C::attempt(&held).is_some() {
+                    run.note_answer();
+                } else if self.consumer.unprotected().is_some() {
+                    run.note_failure();
+                }
+                Turn::Ready(held, guard)
+            }
+            Err(outcome) => {
+                run.note(&outcome);
+                Turn::Settled(outcome)
+            }
         }
     }
 
@@ -337,21 +360,22 @@ impl<E: Effect> Batch<E> {
     /// so that a duplicate further down the group does not claim it for nothing.
     async fn take_turn(
         &self,
-        entry: &Entry<'_, E::Input>,
-        held: Held,
+        entry: &Entry<'_, C::Prepared>,
+        held: C::Held,
         guard: KeyGuard,
         run: &Run,
         stop: &Stop,
     ) -> Outcome {
         let outcome = match &entry.prepared {
-            Ok(prepared) if run.deadline.remaining() >= self.time_per_message() => {
-                self.consumer.run(entry.message, prepared, held, run.deadline).await
+            Ok((key, prepared)) if run.deadline.remaining() >= self.time_per_message() => {
+                self.consumer.run(entry.message, key, prepared, held, run.deadline).await
             }
             _ => {
                 self.consumer.release(held, run.deadline).await;
                 Outcome::Unstarted { why: Unstarted::Deadline }
             }
         };
+        run.note(&outcome);
         stop.set_if(self.stops_its_group(entry.message, &outcome));
         drop(guard);
         outcome

@@ -3,6 +3,8 @@
 
 #[cfg(feature = "http")]
 pub mod http;
+#[cfg(feature = "dynamodb")]
+pub mod transactional;
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -80,6 +82,17 @@ pub trait Effect: Send + Sync + 'static {
     ) -> impl Future<Output = Result<Verification<Self::Output>, EffectError>> + Send {
         let _ = (input, attempt);
         std::future::ready(Ok(Verification::Unknown("this effect does not implement `verify`".into())))
+    }
+
+    /// Whether applying the effect any number of times, in any overlap, leaves the world as
+    /// applying it once does, because it only *sets* something: "the address of customer 7
+    /// is ...". Then nothing is claimed or stored, and every delivery applies it.
+    ///
+    /// It is not enough that the target deduplicates. Beware of old values: where a later
+    /// message may set the same thing, a redelivered earlier one sets it back, unless the
+    /// target compares versions.
+    fn is_natural(&self) -> bool {
+        false
     }
 
     /// Reads the input from the message: by default its body as JSON. An error rejects

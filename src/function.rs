@@ -8,8 +8,9 @@ use serde_json::value::RawValue;
 
 use crate::batch::Batch;
 use crate::config::{ConfigError, Environment, FunctionConfig};
-use crate::consumer::Consumer;
+use crate::consumer::{Consume, Consumer, TransactionalConsumer};
 use crate::effect::Effect;
+use crate::effect::transactional::TransactionalEffect;
 use crate::error::ErrorChain;
 use crate::source::sqs_lambda;
 use crate::store::dynamodb::DynamoDbStore;
@@ -83,11 +84,40 @@ pub async fn run<E: Effect>(effect: E) -> ExitCode {
 /// Like [`run`], for an effect that reads settings of its own. What it finds wrong it
 /// notes in the [`Environment`], and returns `None`.
 pub async fn run_with<E: Effect>(effect: impl FnOnce(&mut Environment<'_>) -> Option<E>) -> ExitCode {
+    // Boxed, here and below: some twenty kilobytes that whoever awaits this need not carry.
+    Box::pin(serve(async {
+        let (config, effect) = settings(effect)?;
+        let store = Arc::new(table(&config).await?);
+        Ok(Batch::new(Consumer::new(effect, store, config.consumer), config.batch))
+    }))
+    .await
+}
+
+/// Like [`run`], for an effect that is a list of writes to DynamoDB, committed together
+/// with the record.
+pub async fn run_transactional<E: TransactionalEffect>(effect: E) -> ExitCode {
+    run_transactional_with(|_| Some(effect)).await
+}
+
+/// Like [`run_transactional`], for an effect that reads settings of its own.
+pub async fn run_transactional_with<E: TransactionalEffect>(
+    effect: impl FnOnce(&mut Environment<'_>) -> Option<E>,
+) -> ExitCode {
+    Box::pin(serve(async {
+        let (config, effect) = settings(effect)?;
+        let store = table(&config).await?;
+        Ok(Batch::new(TransactionalConsumer::new(effect, store, config.consumer), config.batch))
+    }))
+    .await
+}
+
+/// Starts, and then handles invocations for as long as there are any.
+async fn serve<C: Consume>(init: impl Future<Output = Result<Batch<C>, InitError>>) -> ExitCode {
     telemetry::init(|name| std::env::var(name).ok());
     // A panic in an effect is caught and costs one message; its text belongs in the log,
     // as a line like any other.
     std::panic::set_hook(Box::new(|panic| tracing::error!(panic = %panic, "a panic")));
-    let batch = match init(effect).await {
+    let batch = match init.await {
         Ok(batch) => Arc::new(batch),
         Err(error) => {
             tracing::error!(error = %ErrorChain(&error), "the function can't start");
@@ -109,15 +139,18 @@ pub async fn run_with<E: Effect>(effect: impl FnOnce(&mut Environment<'_>) -> Op
     }
 }
 
-async fn init<E: Effect>(effect: impl FnOnce(&mut Environment<'_>) -> Option<E>) -> Result<Batch<E>, InitError> {
+fn settings<E>(effect: impl FnOnce(&mut Environment<'_>) -> Option<E>) -> Result<(FunctionConfig, E), InitError> {
     if std::env::var_os("AWS_LAMBDA_RUNTIME_API").is_none() {
         return Err(InitError::NotLambda);
     }
     let mut env = Environment::of_process();
     let config = FunctionConfig::from_env(&mut env);
     let effect = effect(&mut env);
-    let (config, effect) = env.finish(config.zip(effect))?;
-    let store = DynamoDbStore::new(DynamoDbStore::client_from_env().await, config.table);
+    Ok(env.finish(config.zip(effect))?)
+}
+
+async fn table(config: &FunctionConfig) -> Result<DynamoDbStore, InitError> {
+    let store = DynamoDbStore::new(DynamoDbStore::client_from_env().await, config.table.clone());
     match store.warm_up().await {
         Ok(()) => {}
         Err(error) if error.kind() == StoreErrorKind::Unavailable => {
@@ -125,7 +158,7 @@ async fn init<E: Effect>(effect: impl FnOnce(&mut Environment<'_>) -> Option<E>)
         }
         Err(error) => return Err(InitError::Table(error)),
     }
-    Ok(Batch::new(Consumer::new(effect, Arc::new(store), config.consumer), config.batch))
+    Ok(store)
 }
 
 /// Tells Lambda why the function can't start.

@@ -51,7 +51,7 @@ pub mod time;
 mod function;
 
 #[cfg(all(feature = "dynamodb", feature = "lambda"))]
-pub use function::{InitError, block_on, run, run_with};
+pub use function::{InitError, block_on, run, run_transactional, run_transactional_with, run_with};
 
 // The README's example compiles with the tests.
 #[cfg(all(doctest, feature = "dynamodb", feature = "lambda"))]

@@ -35,6 +35,12 @@ pub enum Outcome {
         /// What it returned.
         result: StoredResult,
     },
+    /// The effect was applied, and nothing remembers it: it is
+    /// [natural](crate::effect::Effect::is_natural), so a duplicate applies it again.
+    Applied {
+        /// What it returned.
+        result: StoredResult,
+    },
     /// The message has no usable key or no usable body. Nothing was claimed.
     Rejected {
         /// What is wrong with it.
@@ -130,9 +136,11 @@ impl Outcome {
     #[must_use]
     pub fn disposition(&self) -> Disposition {
         match self {
-            Self::Executed { .. } | Self::Replayed { .. } | Self::Recovered { .. } | Self::Unprotected { .. } => {
-                Disposition::Ack
-            }
+            Self::Executed { .. }
+            | Self::Replayed { .. }
+            | Self::Recovered { .. }
+            | Self::Applied { .. }
+            | Self::Unprotected { .. } => Disposition::Ack,
             Self::Rejected { .. } | Self::Conflict { .. } | Self::Permanent { .. } | Self::Parked { .. } => {
                 Disposition::DeadLetter
             }
@@ -168,6 +176,7 @@ impl Outcome {
             Self::Executed { .. } => "executed",
             Self::Replayed { .. } => "replayed",
             Self::Recovered { .. } => "recovered",
+            Self::Applied { .. } => "applied",
             Self::Unprotected { .. } => "unprotected",
             Self::Rejected { .. } => "rejected",
             Self::Conflict { .. } => "conflict",
@@ -191,6 +200,7 @@ impl Outcome {
             Self::Executed { result }
             | Self::Replayed { result }
             | Self::Recovered { result }
+            | Self::Applied { result }
             | Self::Unprotected { result } => Some(result),
             _ => None,
         }
@@ -200,7 +210,11 @@ impl Outcome {
     #[must_use]
     pub fn reason(&self) -> Option<String> {
         match self {
-            Self::Executed { .. } | Self::Replayed { .. } | Self::Recovered { .. } | Self::Unprotected { .. } => None,
+            Self::Executed { .. }
+            | Self::Replayed { .. }
+            | Self::Recovered { .. }
+            | Self::Applied { .. }
+            | Self::Unprotected { .. } => None,
             Self::Rejected { reason }
             | Self::Permanent { reason }
             | Self::Parked { reason }

@@ -22,7 +22,9 @@ pub fn log_report(report: &Report) {
         };
     }
     match &report.outcome {
-        Outcome::Executed { .. } | Outcome::Replayed { .. } | Outcome::Recovered { .. } => log!(info, "message done"),
+        Outcome::Executed { .. } | Outcome::Replayed { .. } | Outcome::Recovered { .. } | Outcome::Applied { .. } => {
+            log!(info, "message done");
+        }
         Outcome::InFlight { .. } | Outcome::Unstarted { .. } => log!(info, "message left for later"),
         Outcome::NotApplied { .. } | Outcome::Unknown { .. } | Outcome::Fenced | Outcome::Unprotected { .. } => {
             log!(warn, "message needs attention if this goes on");

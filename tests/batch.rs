@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use idempotent_consumer::batch::{Batch, BatchError, BatchSettings};
+use idempotent_consumer::consumer::Consumer;
 use idempotent_consumer::effect::{EffectError, Recovery, Verification};
 use idempotent_consumer::message::Message;
 use idempotent_consumer::outcome::{Disposition, Report};
@@ -23,7 +24,7 @@ use serde_json::{Value, json};
 use crate::common::effects::{PATIENCE, START, Scripted, clock, consumer, order, record};
 use crate::common::faulty_store::{Call, Fault, FaultyStore};
 
-fn batch<S: Store>(effect: Scripted, store: &Arc<S>, clock: &Arc<ManualClock>) -> Batch<Scripted> {
+fn batch<S: Store>(effect: Scripted, store: &Arc<S>, clock: &Arc<ManualClock>) -> Batch<Consumer<Scripted>> {
     batch_with(effect, store, clock, |_| {})
 }
 
@@ -32,13 +33,13 @@ fn batch_with<S: Store>(
     store: &Arc<S>,
     clock: &Arc<ManualClock>,
     change: impl FnOnce(&mut BatchSettings),
-) -> Batch<Scripted> {
+) -> Batch<Consumer<Scripted>> {
     let mut settings = BatchSettings::default();
     change(&mut settings);
     Batch::new(consumer(effect, store, clock), settings)
 }
 
-async fn process(batch: &Batch<Scripted>, messages: &[Message], clock: &dyn Clock) -> Vec<Report> {
+async fn process(batch: &Batch<Consumer<Scripted>>, messages: &[Message], clock: &dyn Clock) -> Vec<Report> {
     batch.process(messages, Deadline::after(PATIENCE, clock)).await.unwrap()
 }
 
@@ -46,7 +47,7 @@ fn outcomes(reports: &[Report]) -> Vec<&'static str> {
     reports.iter().map(|report| report.outcome.name()).collect()
 }
 
-fn applied(batch: &Batch<Scripted>) -> Vec<String> {
+fn applied(batch: &Batch<Consumer<Scripted>>) -> Vec<String> {
     batch.consumer().effect().applied.lock().unwrap().iter().map(|seen| seen.key.clone()).collect()
 }
 

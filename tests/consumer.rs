@@ -7,7 +7,7 @@ mod common;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use idempotent_consumer::consumer::{Consumer, StoreOutage};
+use idempotent_consumer::consumer::{Consume, Consumer, StoreOutage};
 use idempotent_consumer::effect::{Attempt, Effect, EffectError, Recovery, Verification};
 use idempotent_consumer::message::Message;
 use idempotent_consumer::outcome::{Disposition, Outcome, Report};

@@ -13,6 +13,7 @@ use aws_sdk_dynamodb::config::interceptors::BeforeTransmitInterceptorContextRef;
 use aws_sdk_dynamodb::config::{ConfigBag, Intercept, RuntimeComponents};
 use aws_sdk_dynamodb::error::BoxError;
 use aws_sdk_dynamodb::types::AttributeValue;
+use idempotent_consumer::consumer::Consume;
 use idempotent_consumer::effect::Recovery;
 use idempotent_consumer::record::{ClaimRequest, Completion, Owner, RecordId, State, StoredResult};
 use idempotent_consumer::store::dynamodb::DynamoDbStore;

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use idempotent_consumer::config::{ConfigError, Environment};
-use idempotent_consumer::consumer::{Consumer, ConsumerSettings};
+use idempotent_consumer::consumer::{Consume, Consumer, ConsumerSettings};
 use idempotent_consumer::effect::http::{
     HttpEffect, HttpEffectError, HttpEffectSettings, InvalidSetting, MAX_RESULT_BODY_BYTES, MAX_RETRY_AFTER,
 };

@@ -155,7 +155,7 @@ fn read(file: &Path) -> Result<Box<RawValue>, Failure> {
 }
 
 /// The deployed function's parts, put together as it puts them together.
-async fn batch(args: &Args, embedded: &Embedded) -> Result<Batch<LedgerEffect>, Failure> {
+async fn batch(args: &Args, embedded: &Embedded) -> Result<Batch<Consumer<LedgerEffect>>, Failure> {
     let records = embedded.table("records").await?;
     let ledger = Ledger { client: embedded.client.clone(), table: embedded.table("ledger").await? };
 

@@ -13,7 +13,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::batch::{Batch, BatchError};
-use crate::effect::Effect;
+use crate::consumer::Consume;
 use crate::error::ErrorChain;
 use crate::message::Message;
 use crate::outcome::{Disposition, Report};
@@ -53,8 +53,8 @@ impl From<InvocationError> for Diagnostic {
 }
 
 /// Handles one invocation.
-pub async fn handle<E: Effect>(
-    batch: &Batch<E>,
+pub async fn handle<C: Consume>(
+    batch: &Batch<C>,
     event: LambdaEvent<Box<RawValue>>,
 ) -> Result<SqsBatchResponse, InvocationError> {
     let reports = process(batch, event.payload.get(), &event.context).await.inspect_err(|error| {
@@ -68,8 +68,8 @@ pub async fn handle<E: Effect>(
 }
 
 /// Processes the messages of an SQS event, given as JSON, to be over by the invocation's deadline.
-pub async fn process<E: Effect>(
-    batch: &Batch<E>,
+pub async fn process<C: Consume>(
+    batch: &Batch<C>,
     payload: &str,
     context: &Context,
 ) -> Result<Vec<Report>, InvocationError> {

@@ -23,9 +23,11 @@
 //! | `reason` | S | why the record is parked |
 
 mod item;
+mod transaction;
 
 use std::time::Duration;
 
+pub use self::transaction::{CommitOutcome, WriteRefusal};
 use aws_config::BehaviorVersion;
 use aws_config::environment::EnvironmentVariableCredentialsProvider;
 use aws_config::retry::RetryConfig;
