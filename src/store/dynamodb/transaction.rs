@@ -80,8 +80,8 @@ impl DynamoDbStore {
     }
 
     /// Writes `record` if its key is free, and the user's `writes`: all or nothing. Called
-    /// again with the same arguments after a lost answer it gives that answer, for ten
-    /// minutes by DynamoDB's request token and after that by the record.
+    /// again with the same arguments after a lost answer it gives that answer: DynamoDB
+    /// keeps the request's token for ten minutes.
     pub async fn commit(
         &self,
         record: &Record,
@@ -111,7 +111,7 @@ impl DynamoDbStore {
         let Err(error) = sent else { return Ok(CommitOutcome::Committed) };
         match error.as_service_error() {
             Some(TransactWriteItemsError::TransactionCanceledException(cancelled)) => {
-                judge(cancelled.cancellation_reasons(), record)
+                judge(cancelled.cancellation_reasons())
             }
             Some(TransactWriteItemsError::TransactionInProgressException(_)) => {
                 Ok(CommitOutcome::Busy("the same transaction is still being committed".to_owned()))
@@ -122,15 +122,13 @@ impl DynamoDbStore {
 }
 
 /// Reads the reasons one by one: one per write, in order, the record's first.
-fn judge(reasons: &[CancellationReason], record: &Record) -> Result<CommitOutcome, StoreError> {
+fn judge(reasons: &[CancellationReason]) -> Result<CommitOutcome, StoreError> {
     const CONDITION: &str = "ConditionalCheckFailed";
     let code = |reason: &CancellationReason| reason.code().unwrap_or("None").to_owned();
 
     if let Some(first) = reasons.first().filter(|first| first.code() == Some(CONDITION)) {
         let found = first.item().map(item::to_record).transpose()?;
         return match found {
-            // Our own, from a try whose answer was lost longer ago than the token is kept.
-            Some(found) if found == *record => Ok(CommitOutcome::Committed),
             Some(found) => Ok(CommitOutcome::Exists(Box::new(found))),
             None => Err(StoreError::new(
                 StoreErrorKind::Invalid,
