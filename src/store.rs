@@ -77,8 +77,8 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Opens connections and checks that the store answers, before the first message.
     fn warm_up(&self) -> BoxFuture<'_, Result<(), StoreError>>;
 
-    /// The longest result, in bytes of JSON, that a record can hold.
-    fn max_result_bytes(&self) -> usize;
+    /// Whether a record can hold this result, a JSON text, whole.
+    fn holds(&self, result: &str) -> bool;
 }
 
 /// The answer to a claim or a takeover.

@@ -187,6 +187,47 @@ async fn items_of_other_software_are_read_for_what_they_mean() {
 }
 
 #[tokio::test]
+async fn a_result_over_the_item_limit_is_compressed_and_only_then_described() {
+    let dynamo = Dynamo::start().await;
+    let (store, clock) = (Arc::new(dynamo.store()), clock());
+    let noise: String = (0..40_000).map(|_| Owner::random().as_str().to_owned()).collect();
+    for (key, output, whole) in [("letters", "x".repeat(3_000_000), true), ("noise", noise, false)] {
+        let value = json!(output);
+        let effect = Scripted::new(Recovery::Park).applying(move |_| Ok(value.clone()));
+        let consumer = consumer(effect, &store, &clock);
+        for outcome in ["executed", "replayed"] {
+            let report = consumer.process(&order("m", key), Deadline::after(PATIENCE, &SystemClock)).await;
+            assert_eq!(report.outcome.name(), outcome);
+            let result = report.outcome.result().unwrap();
+            assert_eq!(result.reduced, !whole, "{key}");
+            assert_eq!(result.json == format!("\"{output}\""), whole, "{key}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn binary_data_of_somebody_else_costs_its_key_only() {
+    let dynamo = Dynamo::start().await;
+    let store = dynamo.store();
+    // A bomb: 64 MiB of zeros.
+    let bomb = zstd::stream::encode_all(&vec![b'0'; 64 << 20][..], 3).unwrap();
+    for (id, bytes) in [("1", b"not zstd".to_vec()), ("2", bomb)] {
+        dynamo
+            .client
+            .put_item()
+            .table_name(TABLE)
+            .item("id", AttributeValue::S(id.into()))
+            .item("status", AttributeValue::S("COMPLETED".into()))
+            .item("expiration", AttributeValue::N("1900003600".into()))
+            .item("data", AttributeValue::B(aws_sdk_dynamodb::primitives::Blob::new(bytes)))
+            .send()
+            .await
+            .unwrap();
+        assert_eq!(store.claim(&request(id)).await.unwrap_err().kind(), StoreErrorKind::Unreadable);
+    }
+}
+
+#[tokio::test]
 async fn a_lapsed_claim_of_other_software_is_taken_over_by_one() {
     let dynamo = Dynamo::start().await;
     let store = dynamo.store();

@@ -198,7 +198,7 @@ impl<E: Effect> Consume for Consumer<E> {
                     match guarded(effects_end, || self.effect.verify(&prepared.input, &attempt)).await {
                         Ok(Verification::Done(output)) => {
                             return writes
-                                .complete(stored(output, self.store.max_result_bytes()), |result| Outcome::Recovered {
+                                .complete(stored(output, |json| self.store.holds(json)), |result| Outcome::Recovered {
                                     result,
                                 })
                                 .await;
@@ -225,7 +225,7 @@ impl<E: Effect> Consume for Consumer<E> {
         let error = match guarded(effects_end, || self.effect.apply(&prepared.input, &attempt)).await {
             Ok(output) => {
                 return writes
-                    .complete(stored(output, self.store.max_result_bytes()), |result| Outcome::Executed { result })
+                    .complete(stored(output, |json| self.store.holds(json)), |result| Outcome::Executed { result })
                     .await;
             }
             Err(error) => error,

@@ -167,8 +167,8 @@ impl<E: TransactionalEffect> Consume for TransactionalConsumer<E> {
             return Outcome::Unstarted { why: Unstarted::Deadline };
         }
 
-        let limit = self.store.max_result_bytes();
-        let (record, request) = self.finished(message, key, prepared, stored(output, limit));
+        let holds = |json: &str| self.store.holds(json);
+        let (record, request) = self.finished(message, key, prepared, stored(output, holds));
         let refusals = match self.commit(&record, &request, &writes, end).await {
             Ok(CommitOutcome::Refused(refusals)) => refusals,
             answer => return self.outcome(answer, &record, &request),
@@ -179,7 +179,7 @@ impl<E: TransactionalEffect> Consume for TransactionalConsumer<E> {
             Refused::Permanent(error) => Outcome::Permanent { reason: ErrorChain(&*error).to_string() },
             Refused::Retry(error) => Outcome::NotApplied { reason: ErrorChain(&*error).to_string(), retry_after: None },
             Refused::Answer(answer) => {
-                let (record, request) = self.finished(message, key, prepared, stored(answer, limit));
+                let (record, request) = self.finished(message, key, prepared, stored(answer, holds));
                 let committed = self.commit(&record, &request, &[], end).await;
                 self.outcome(committed, &record, &request)
             }

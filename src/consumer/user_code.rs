@@ -36,19 +36,19 @@ fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
         .unwrap_or_else(|| "(no message)".to_owned())
 }
 
-/// An output as its record keeps it: whole if it fits into `limit` bytes of JSON.
-pub(super) fn stored<T: Serialize>(output: T, limit: usize) -> StoredResult {
+/// An output as its record keeps it: whole if the store `holds` it.
+pub(super) fn stored<T: Serialize>(output: T, holds: impl Fn(&str) -> bool) -> StoredResult {
     let json = catch(|| serde_json::to_string(&output));
     if let Err(panic) = catch(|| drop(output)) {
         tracing::error!(panic, "dropping the effect's output panicked");
     }
     let description = match json {
-        Ok(Ok(json)) if json.len() <= limit => return StoredResult::whole(json),
+        Ok(Ok(json)) if holds(&json) => return StoredResult::whole(json),
         Ok(Ok(json)) => describe(&json),
         Ok(Err(error)) => serde_json::json!({ "unserializable": error.to_string() }),
         Err(panic) => serde_json::json!({ "unserializable": panic }),
     };
-    tracing::warn!(%description, limit, "the result can't be stored whole; duplicates will get this description");
+    tracing::warn!(%description, "the result can't be stored whole; duplicates will get this description");
     StoredResult::reduced(description.to_string())
 }
 

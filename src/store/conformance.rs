@@ -21,7 +21,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{ClaimOutcome, FencedOutcome, Store, StoreError};
+use super::{ClaimOutcome, FencedOutcome, Store, StoreError, StoreErrorKind};
 use crate::record::{Claim, ClaimRequest, Completion, Owner, Parking, Record, RecordId, State, StoredResult};
 use crate::time::{EpochMillis, Lease, Retention};
 
@@ -263,15 +263,32 @@ pub async fn results_round_trip(store: &Arc<dyn Store>) {
     }
 }
 
-/// A result of the stated size is stored.
+/// Every result that the store says it holds it does hold, beside the longest id; one that
+/// it does not hold is refused, and the claim is still held.
 pub async fn results_up_to_the_limit_fit(store: &Arc<dyn Store>) {
-    let first = ClaimRequest { id: longest_id(), ..request() };
-    let claim = won(store.claim(&first).await, 1);
-    let result = StoredResult::whole(format!("\"{}\"", "x".repeat(store.max_result_bytes() - 2)));
-    applied(store.complete(&claim, &Completion { result: result.clone(), ..completion("") }).await);
-    match load(store, &first.id).await.unwrap().state {
-        State::Completed { result: stored, .. } => assert!(stored == result, "the result was changed"),
-        other => panic!("expected a completed record, got {other:?}"),
+    // Text of one letter, and text that can't be compressed.
+    let noise: String = (0..40_000).map(|_| Owner::random().as_str().to_owned()).collect();
+    for (kibibytes, text) in [1, 390, 391, 392, 393, 400, 1000, 17_000]
+        .into_iter()
+        .flat_map(|size| [(size, "x".repeat(size * 1024)), (size, noise.chars().take(size * 1024).collect())])
+    {
+        let first = ClaimRequest { id: longest_id(), ..request() };
+        let claim = won(store.claim(&first).await, 1);
+        let result = StoredResult::whole(format!("\"{text}\""));
+        let answer = store.complete(&claim, &Completion { result: result.clone(), ..completion("") }).await;
+        if store.holds(&result.json) {
+            applied(answer);
+            match load(store, &first.id).await.unwrap().state {
+                State::Completed { result: stored, .. } => {
+                    assert!(stored == result, "a result of {kibibytes} KiB was changed");
+                }
+                other => panic!("expected a completed record, got {other:?}"),
+            }
+        } else if let Err(error) = answer {
+            assert_eq!(error.kind(), StoreErrorKind::Invalid, "{kibibytes} KiB: {error:?}");
+            let description = StoredResult::reduced(r#"{"bytes":1}"#);
+            applied(store.complete(&claim, &Completion { result: description, ..completion("") }).await);
+        }
     }
 }
 

@@ -13,7 +13,7 @@
 //! | `status` | S | `INPROGRESS`, `COMPLETED`, `PARKED` |
 //! | `expiration` | N | when the record is forgotten, epoch seconds |
 //! | `in_progress_expiration` | N | end of the lease, epoch milliseconds; 0 = given up |
-//! | `data` | S | the result, JSON |
+//! | `data` | S | the result, JSON; B, zstd of it, if it is over the item limit |
 //! | `validation` | S | fingerprint, `sha256:...` |
 //! | `owner` | S | who holds the claim |
 //! | `attempt` | N | how many claims were made: the fencing token |
@@ -23,6 +23,7 @@
 //! | `reason` | S | why the record is parked |
 
 mod item;
+mod result;
 mod transaction;
 
 use std::time::Duration;
@@ -47,10 +48,6 @@ use self::item::{name, number, status, string};
 use super::{BoxFuture, ClaimOutcome, FencedOutcome, Store, StoreError, StoreErrorKind};
 use crate::record::{self, Claim, ClaimRequest, Completion, Parking, Record, RecordId, State};
 use crate::time::Lease;
-
-/// DynamoDB's item limit is 400 KiB, names and all other attributes included; those stay
-/// well under the 8 KiB left for them.
-const MAX_RESULT_BYTES: usize = 392 * 1024;
 
 /// One request, connecting included. Between a slow first TLS handshake on a small
 /// function and a hanging connection.
@@ -229,6 +226,9 @@ impl Store for DynamoDbStore {
         claim: &'a Claim,
         completion: &'a Completion,
     ) -> BoxFuture<'a, Result<FencedOutcome, StoreError>> {
+        let Some(data) = result::to_attribute(&completion.result.json) else {
+            return Box::pin(std::future::ready(Err(result::too_large(&completion.result.json))));
+        };
         let update = self
             .update(claim)
             .expression_attribute_names("#data", name::DATA)
@@ -236,7 +236,7 @@ impl Store for DynamoDbStore {
             .expression_attribute_names("#expiration", name::EXPIRATION)
             .expression_attribute_names("#lease", name::LEASE)
             .expression_attribute_values(":status", string(status::COMPLETED))
-            .expression_attribute_values(":data", string(&completion.result.json))
+            .expression_attribute_values(":data", data)
             .expression_attribute_values(":completed_at", number(completion.completed_at.get()))
             .expression_attribute_values(":expiration", number(completion.expires.get()));
         let update = if completion.result.reduced {
@@ -341,8 +341,8 @@ impl Store for DynamoDbStore {
         })
     }
 
-    fn max_result_bytes(&self) -> usize {
-        MAX_RESULT_BYTES
+    fn holds(&self, result: &str) -> bool {
+        result::to_attribute(result).is_some()
     }
 }
 

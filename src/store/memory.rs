@@ -119,7 +119,7 @@ impl Store for MemoryStore {
         ready(())
     }
 
-    fn max_result_bytes(&self) -> usize {
-        MAX_RESULT_BYTES
+    fn holds(&self, result: &str) -> bool {
+        result.len() <= MAX_RESULT_BYTES
     }
 }

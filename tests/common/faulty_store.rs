@@ -130,8 +130,8 @@ impl Store for FaultyStore {
         self.memory.warm_up()
     }
 
-    fn max_result_bytes(&self) -> usize {
-        self.memory.max_result_bytes()
+    fn holds(&self, result: &str) -> bool {
+        self.memory.holds(result)
     }
 }
 

@@ -7,12 +7,11 @@
 
 use std::collections::HashMap;
 
-use aws_sdk_dynamodb::types::AttributeValue;
-use serde_json::Value;
-
+use super::result;
 use crate::record::{Owner, Record, RecordId, State, StoredResult};
 use crate::store::{StoreError, StoreErrorKind};
 use crate::time::{EpochMillis, EpochSeconds, Lease};
+use aws_sdk_dynamodb::types::AttributeValue;
 
 type Item = HashMap<String, AttributeValue>;
 
@@ -76,7 +75,9 @@ pub(super) fn from_record(record: &Record) -> Item {
         }
         State::Completed { result, completed_at } => {
             set(name::STATUS, string(status::COMPLETED));
-            set(name::DATA, string(&result.json));
+            // What can't be held has been reduced before; if not, DynamoDB refuses the item.
+            let data = result::to_attribute(&result.json).unwrap_or_else(|| string(&result.json));
+            set(name::DATA, data);
             if result.reduced {
                 set(name::DATA_REDUCED, AttributeValue::Bool(true));
             }
@@ -112,7 +113,7 @@ pub(super) fn to_record(item: &Item) -> Result<Record, StoreError> {
         },
         Some(status::COMPLETED) => State::Completed {
             result: StoredResult {
-                json: item.get(name::DATA).map_or_else(|| "null".to_owned(), result_json),
+                json: item.get(name::DATA).map_or_else(|| Ok("null".to_owned()), result::from_attribute)?,
                 reduced: matches!(item.get(name::DATA_REDUCED), Some(AttributeValue::Bool(true))),
             },
             completed_at: whole(name::COMPLETED_AT).map(EpochMillis::new),
@@ -145,27 +146,4 @@ fn whole_number(value: &AttributeValue) -> Option<u64> {
     // A cast saturates: below zero gives 0.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
     (!float.is_nan()).then_some(float as u64)
-}
-
-/// A result as JSON text. Ours is a string that holds JSON; Powertools for TypeScript
-/// stores a native value.
-fn result_json(value: &AttributeValue) -> String {
-    match value {
-        AttributeValue::S(text) if serde_json::from_str::<serde::de::IgnoredAny>(text).is_ok() => text.clone(),
-        other => to_json(other).to_string(),
-    }
-}
-
-fn to_json(value: &AttributeValue) -> Value {
-    match value {
-        AttributeValue::S(text) => Value::String(text.clone()),
-        AttributeValue::N(text) => serde_json::from_str(text).unwrap_or_else(|_| Value::String(text.clone())),
-        AttributeValue::Bool(value) => Value::Bool(*value),
-        AttributeValue::L(values) => values.iter().map(to_json).collect(),
-        AttributeValue::M(members) => members.iter().map(|(name, value)| (name.clone(), to_json(value))).collect(),
-        AttributeValue::Ss(values) | AttributeValue::Ns(values) => {
-            values.iter().map(|text| Value::String(text.clone())).collect()
-        }
-        _ => Value::Null,
-    }
 }
