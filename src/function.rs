@@ -116,6 +116,11 @@ async fn serve<C: Consume>(init: impl Future<Output = Result<Batch<C>, InitError
     telemetry::init(|name| std::env::var(name).ok());
     // A panic in an effect is caught and costs one message; its text belongs in the log,
     // as a line like any other.
+    if cfg!(panic = "abort") {
+        tracing::warn!(
+            "built with `panic = \"abort\"`: a panic in an effect ends the process and with it its whole batch"
+        );
+    }
     std::panic::set_hook(Box::new(|panic| tracing::error!(panic = %panic, "a panic")));
     let batch = match init.await {
         Ok(batch) => Arc::new(batch),

@@ -6,6 +6,7 @@
 //! ignored.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use aws_lambda_events::event::sqs::{SqsBatchResponse, SqsEvent, SqsMessage};
 use lambda_runtime::{Context, Diagnostic, LambdaEvent};
@@ -17,7 +18,7 @@ use crate::consumer::Consume;
 use crate::error::ErrorChain;
 use crate::message::Message;
 use crate::outcome::{Disposition, Report};
-use crate::time::{Deadline, EpochMillis};
+use crate::time::{Clock, Deadline, EpochMillis};
 
 /// An invocation failed as a whole. Lambda keeps every message in its queue.
 #[derive(Debug, thiserror::Error)]
@@ -74,8 +75,22 @@ pub async fn process<C: Consume>(
     context: &Context,
 ) -> Result<Vec<Report>, InvocationError> {
     let messages = messages(payload)?;
-    let deadline = Deadline::at(EpochMillis::new(context.deadline), batch.consumer().clock());
+    let deadline = deadline(context.deadline, batch.consumer().clock());
     Ok(batch.process(&messages, deadline).await?)
+}
+
+/// The longest that a function may run.
+const LONGEST_TIMEOUT: Duration = Duration::from_mins(15);
+
+/// When the invocation has to be over. Lambda gives a point in time; `cargo lambda watch`
+/// gives how long from now, which as a point in time would be minutes after 1970.
+fn deadline(millis: u64, clock: &dyn Clock) -> Deadline {
+    let length = Duration::from_millis(millis);
+    if length <= LONGEST_TIMEOUT {
+        Deadline::after(length, clock)
+    } else {
+        Deadline::at(EpochMillis::new(millis), clock)
+    }
 }
 
 /// The messages of an SQS event, given as JSON.
@@ -145,4 +160,18 @@ pub fn response(reports: &[Report]) -> SqsBatchResponse {
             .map(|report| report.message_id.clone()),
     );
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::time::ManualClock;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_deadline_is_a_point_in_time_or_with_cargo_lambda_a_length() {
+        let clock = ManualClock::new(EpochMillis::new(1_900_000_000_000));
+        for (millis, seconds) in [(1_900_000_030_000, 30), (600_000, 600), (1_899_999_999_000, 0), (900_001, 0)] {
+            assert_eq!(deadline(millis, &clock).remaining(), Duration::from_secs(seconds), "{millis}");
+        }
+    }
 }

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
@@ -23,12 +24,15 @@ pub const AMPLE: Duration = Duration::from_secs(50);
 
 /// The environment of a function to be started.
 #[derive(Debug, Clone)]
-pub struct Setup(BTreeMap<String, String>);
+pub struct Setup {
+    program: PathBuf,
+    environment: BTreeMap<String, String>,
+}
 
 impl Setup {
     /// What Lambda sets by itself, and nothing else.
     pub fn bare() -> Self {
-        Self(BTreeMap::new())
+        Self { program: env!("CARGO_BIN_EXE_consumer").into(), environment: BTreeMap::new() }
             .set("AWS_LAMBDA_FUNCTION_NAME", FUNCTION_NAME)
             .set("AWS_LAMBDA_FUNCTION_MEMORY_SIZE", "256")
             .set("AWS_LAMBDA_FUNCTION_VERSION", "$LATEST")
@@ -50,8 +54,20 @@ impl Setup {
             .set("EFFECT_RECOVERY", "rerun")
     }
 
+    /// The same environment for one of the programs under `examples/`.
+    pub fn of_example(mut self, name: &str) -> Self {
+        let mut path = std::env::current_exe().unwrap();
+        // target/debug/deps/THIS to target/debug/examples/NAME
+        path.pop();
+        path.pop();
+        path.extend(["examples", name]);
+        assert!(path.exists(), "{} is not there: `cargo build --examples --all-features`", path.display());
+        self.program = path;
+        self
+    }
+
     pub fn set(mut self, name: &str, value: &str) -> Self {
-        self.0.insert(name.to_owned(), value.to_owned());
+        self.environment.insert(name.to_owned(), value.to_owned());
         self
     }
 
@@ -59,9 +75,9 @@ impl Setup {
     pub async fn spawn(&self) -> Function {
         let api = RuntimeApi::start().await;
         let (stdout, stderr) = (Output::new(), Output::new());
-        let child = Command::new(env!("CARGO_BIN_EXE_consumer"))
+        let child = Command::new(&self.program)
             .env_clear()
-            .envs(&self.0)
+            .envs(&self.environment)
             .env("AWS_LAMBDA_RUNTIME_API", &api.address)
             .stdin(Stdio::null())
             .stdout(stdout.pipe())
