@@ -5,15 +5,14 @@
 //! exactly once, in one round trip. Use it wherever the effect *is* a change of data in the
 //! same account and region: a ledger entry, a stock count, a state of an order.
 
-use std::collections::HashMap;
-
-use aws_sdk_dynamodb::types::{AttributeValue, TransactWriteItem};
+use aws_sdk_dynamodb::types::TransactWriteItem;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::{Attempt, EffectError, InvalidInput};
 use crate::error::BoxError;
 use crate::message::Message;
+pub use crate::store::dynamodb::Refusal;
 
 /// An effect that is a list of writes.
 ///
@@ -106,16 +105,6 @@ impl<T> Transaction<T> {
         self.writes.push(write);
         self
     }
-}
-
-/// A write whose condition did not hold.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Refusal {
-    /// Which write, counted from 0 in the order given.
-    pub write: usize,
-    /// The item that stood there, if the write asked for it with
-    /// `ReturnValuesOnConditionCheckFailure::AllOld`.
-    pub item: Option<HashMap<String, AttributeValue>>,
 }
 
 /// What a refused transaction means.

@@ -28,7 +28,7 @@ mod transaction;
 
 use std::time::Duration;
 
-pub use self::transaction::{CommitOutcome, WriteRefusal};
+pub use self::transaction::{CommitOutcome, Refusal, WriteRefusal};
 use aws_config::BehaviorVersion;
 use aws_config::environment::EnvironmentVariableCredentialsProvider;
 use aws_config::retry::RetryConfig;

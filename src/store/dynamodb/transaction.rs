@@ -8,7 +8,6 @@ use aws_sdk_dynamodb::types::{AttributeValue, CancellationReason, Put, TransactW
 
 use super::item::{name, number};
 use super::{DynamoDbStore, failure, item};
-use crate::effect::transactional::Refusal;
 use crate::record::{ClaimRequest, Record};
 use crate::store::{StoreError, StoreErrorKind};
 
@@ -30,6 +29,16 @@ pub enum CommitOutcome {
     /// Another transaction is at one of the items, or DynamoDB is throttling; nothing was
     /// written, and a later try may go through.
     Busy(String),
+}
+
+/// A write whose condition did not hold.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Refusal {
+    /// Which write, counted from 0 in the order given.
+    pub write: usize,
+    /// The item that stood there, if the write asked for it with
+    /// `ReturnValuesOnConditionCheckFailure::AllOld`.
+    pub item: Option<HashMap<String, AttributeValue>>,
 }
 
 /// Why a list of writes can't be one transaction.
