@@ -31,7 +31,7 @@ pub struct BatchSettings {
     /// Groups in flight at once. Default 10, an SQS FIFO batch.
     pub max_concurrency: usize,
     /// No message is begun with less time left than this *and* the effect's own
-    /// [time limit](Effect::time_limit). Default 1 s.
+    /// [time limit](crate::effect::Effect::time_limit). Default 1 s.
     pub min_time_per_message: Duration,
     /// The queue's `maxReceiveCount`: a message that fails on its last receive leaves for
     /// the dead-letter queue, so its group need not wait for it. `None` if there is no
