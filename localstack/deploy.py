@@ -68,7 +68,7 @@ def expand(template, bucket="code", key="consumer.zip", architecture=None):
 def package(bootstrap):
     """The deployment package: the binary as an executable named bootstrap."""
     if not bootstrap.is_file():
-        raise DeployError(f"no function at {bootstrap}: build it first (cargo build --features http --bin consumer)")
+        raise DeployError(f"no function at {bootstrap}: build it first (cargo build --features http,sqs --bin consumer)")
     entry = zipfile.ZipInfo("bootstrap", date_time=(1980, 1, 1, 0, 0, 0))
     entry.compress_type = zipfile.ZIP_DEFLATED
     entry.external_attr = (stat.S_IFREG | 0o755) << 16

@@ -15,11 +15,16 @@ use tokio::sync::Notify;
 
 use self::single_flight::{KeyGuard, SingleFlight};
 use crate::consumer::Consume;
+use crate::dead_letter::{DeadLetter, DeadLetterQueue};
+use crate::error::ErrorChain;
 use crate::key::Key;
 use crate::message::Message;
 use crate::outcome::{Disposition, Outcome, Report, Unstarted};
 use crate::store::{StoreError, StoreErrorKind};
 use crate::time::Deadline;
+
+/// How long before the deadline a dead letter must be sent, so that the answer is in time.
+const ANSWER_RESERVE: Duration = Duration::from_millis(125);
 
 /// After so many failures in a row the store is not asked again in the same batch.
 const STORE_FAILURES_IN_A_ROW: usize = 3;
@@ -75,10 +80,13 @@ pub enum BatchError {
 ///   way, so that one store round trip per message is on the critical path.
 /// * Messages with one key wait for each other, across groups and across batches that run
 ///   at the same time in this process.
+/// * With a [`DeadLetterQueue`], what a person must look at is sent there at once, and its
+///   group goes on. Without one, or if it could not be sent, it stops its group.
 #[derive(Debug)]
 pub struct Batch<C> {
     consumer: C,
     settings: BatchSettings,
+    dead_letters: Option<Arc<dyn DeadLetterQueue>>,
     keys: Arc<SingleFlight>,
 }
 
@@ -96,10 +104,8 @@ impl<P> Entry<'_, P> {
         self.prepared.as_ref().ok().map(|(key, _)| key)
     }
 
-    fn report(&self, attempt: Option<u64>, outcome: Outcome) -> (usize, Report) {
-        let report = Report::new(self.message, self.key().cloned(), attempt, outcome);
-        crate::telemetry::log_report(&report);
-        (self.position, report)
+    fn report(&self, attempt: Option<u64>, outcome: Outcome) -> Report {
+        Report::new(self.message, self.key().cloned(), attempt, outcome)
     }
 }
 
@@ -157,6 +163,7 @@ impl Run {
             }
             Outcome::Rejected { .. }
             | Outcome::Unstarted { .. }
+            | Outcome::NotRecorded { .. }
             | Outcome::Applied { .. }
             | Outcome::Unprotected { .. }
             | Outcome::NotApplied { .. }
@@ -183,7 +190,14 @@ impl Run {
 impl<C: Consume> Batch<C> {
     /// Batches for that consumer.
     pub fn new(consumer: C, settings: BatchSettings) -> Self {
-        Self { consumer, settings, keys: Arc::default() }
+        Self { consumer, settings, dead_letters: None, keys: Arc::default() }
+    }
+
+    /// The same batches, with a queue for what a person must look at.
+    #[must_use]
+    pub fn with_dead_letters(mut self, queue: Arc<dyn DeadLetterQueue>) -> Self {
+        self.dead_letters = Some(queue);
+        self
     }
 
     /// The consumer that each message goes through.
@@ -213,7 +227,9 @@ impl<C: Consume> Batch<C> {
             .collect();
         reports.sort_by_key(|(position, _)| *position);
         let reports: Vec<Report> = reports.into_iter().map(|(_, report)| report).collect();
+        // What has reached the dead-letter queue must be acked, or it gets there again.
         if !run.store_answered.load(Ordering::Relaxed)
+            && !reports.iter().any(|report| report.dead_lettered)
             && let Some(error) = reports.iter().find_map(|report| match &report.outcome {
                 Outcome::StoreFailed { error } => Some(error.clone()),
                 _ => None,
@@ -265,7 +281,9 @@ impl<C: Consume> Batch<C> {
                 .into_iter()
                 .map(|(position, message)| {
                     let reason = "a panic outside of the effect; see the log".to_owned();
-                    (position, Report::new(message, None, None, Outcome::Unknown { reason, retry_after: None }))
+                    let report = Report::new(message, None, None, Outcome::Unknown { reason, retry_after: None });
+                    crate::telemetry::log_report(&report);
+                    (position, report)
                 })
                 .collect()
         })
@@ -282,27 +300,27 @@ impl<C: Consume> Batch<C> {
                 None | Some(Turn::Settled(Outcome::InFlight { .. })) => self.turn(entry, run, &stop).await,
                 Some(turn) => turn,
             };
-            reports.push(match turn {
+            let report = match turn {
                 Turn::Settled(outcome) => {
-                    stop.set_if(self.stops_its_group(entry.message, &outcome));
-                    entry.report(None, outcome)
+                    let report = self.hand_over(entry, entry.report(None, outcome), run).await;
+                    stop.set_if(self.stops_its_group(entry.message, &report));
+                    report
                 }
                 Turn::Ready(held, guard) => {
-                    let attempt = C::attempt(&held);
                     let work = self.take_turn(entry, held, guard, run, &stop);
                     // A key that another group waits for is not held longer than its turn.
-                    let outcome =
-                        match entries.peek().filter(|next| self.consumer.claims_ahead() && !next.shares_its_key) {
-                            Some(next) => {
-                                let (outcome, next) = join(work, self.turn(next, run, &stop)).await;
-                                ahead = Some(next);
-                                outcome
-                            }
-                            None => work.await,
-                        };
-                    entry.report(attempt, outcome)
+                    match entries.peek().filter(|next| self.consumer.claims_ahead() && !next.shares_its_key) {
+                        Some(next) => {
+                            let (report, next) = join(work, self.turn(next, run, &stop)).await;
+                            ahead = Some(next);
+                            report
+                        }
+                        None => work.await,
+                    }
                 }
-            });
+            };
+            crate::telemetry::log_report(&report);
+            reports.push((entry.position, report));
             if stop.is_set() {
                 break;
             }
@@ -310,7 +328,11 @@ impl<C: Consume> Batch<C> {
         if let Some(Turn::Ready(held, _guard)) = ahead {
             self.consumer.release(held, run.deadline).await;
         }
-        reports.extend(entries.map(|entry| entry.report(None, Outcome::Unstarted { why: Unstarted::GroupStopped })));
+        reports.extend(entries.map(|entry| {
+            let report = entry.report(None, Outcome::Unstarted { why: Unstarted::GroupStopped });
+            crate::telemetry::log_report(&report);
+            (entry.position, report)
+        }));
         reports
     }
 
@@ -365,7 +387,8 @@ impl<C: Consume> Batch<C> {
         guard: KeyGuard,
         run: &Run,
         stop: &Stop,
-    ) -> Outcome {
+    ) -> Report {
+        let attempt = C::attempt(&held);
         let outcome = match &entry.prepared {
             Ok((key, prepared)) if run.deadline.remaining() >= self.time_per_message() => {
                 self.consumer.run(entry.message, key, prepared, held, run.deadline).await
@@ -376,23 +399,48 @@ impl<C: Consume> Batch<C> {
             }
         };
         run.note(&outcome);
-        stop.set_if(self.stops_its_group(entry.message, &outcome));
+        let report = self.hand_over(entry, entry.report(attempt, outcome), run).await;
+        stop.set_if(self.stops_its_group(entry.message, &report));
         drop(guard);
-        outcome
+        report
+    }
+
+    /// Sends what a person must look at to the dead-letter queue, if there is one.
+    async fn hand_over(&self, entry: &Entry<'_, C::Prepared>, mut report: Report, run: &Run) -> Report {
+        let Some(queue) = self.dead_letters.as_ref().filter(|_| report.disposition() == Disposition::DeadLetter) else {
+            return report;
+        };
+        let letter = DeadLetter::new(entry.message, &report, &self.consumer.key_attributes());
+        let sending = AssertUnwindSafe(async { queue.send(&letter).await }).catch_unwind();
+        let error = match run.deadline.earlier(ANSWER_RESERVE).limit(sending).await {
+            Some(Ok(Ok(()))) => {
+                report.dead_lettered = true;
+                return report;
+            }
+            Some(Ok(Err(error))) => ErrorChain(&error).to_string(),
+            Some(Err(_)) => "sending it panicked; see the log".to_owned(),
+            None => "the time was over".to_owned(),
+        };
+        tracing::error!(
+            message_id = report.message_id.as_str(),
+            error,
+            "no dead letter was sent for the message; it stays in its queue"
+        );
+        report
     }
 
     /// A message that is not acked stops its group, unless it has failed on its last
     /// receive: then the queue takes it away, and its mates, received as often as it was,
     /// would go with it without ever having run.
-    fn stops_its_group(&self, message: &Message, outcome: &Outcome) -> bool {
-        if outcome.disposition() == Disposition::Ack {
+    fn stops_its_group(&self, message: &Message, report: &Report) -> bool {
+        if report.disposition() == Disposition::Ack {
             return false;
         }
         let last_receive = match (message.receive_count, self.settings.max_receive_count) {
             (Some(count), Some(max)) => count >= max,
             _ => false,
         };
-        !(last_receive && outcome.was_tried())
+        !(last_receive && report.outcome.was_tried())
     }
 }
 

@@ -3,13 +3,20 @@
 //! All of them are read before anything is said, and then everything that is wrong is
 //! said at once: which variable, which value, and what would be right.
 
+mod queues;
+
 use std::fmt;
 use std::str::FromStr;
+use std::time::Duration;
 
+pub use self::queues::{InvalidQueueUrl, QueueUrl, Queues};
 use crate::batch::BatchSettings;
 use crate::consumer::{ConsumerSettings, StoreOutage};
 use crate::fingerprint::Coverage;
 use crate::key::{KeyExpression, Scope};
+use crate::source::SourceSettings;
+use crate::source::envelope::BodyFormat;
+use crate::source::noise::IgnoreList;
 use crate::time::Retention;
 
 /// Everything that is wrong with the settings.
@@ -151,10 +158,14 @@ impl<'a> Environment<'a> {
 pub struct FunctionConfig {
     /// `TABLE_NAME`.
     pub table: String,
+    /// How what the queue delivers is read.
+    pub source: SourceSettings,
     /// How messages are told apart and how long they are remembered.
     pub consumer: ConsumerSettings,
     /// How batches are run.
     pub batch: BatchSettings,
+    /// The queues that the function calls itself.
+    pub queues: Queues,
 }
 
 impl FunctionConfig {
@@ -166,11 +177,17 @@ impl FunctionConfig {
     /// | `VISIBILITY_TIMEOUT_SECONDS` | required | the queue's |
     /// | `MAX_RECEIVE_COUNT` | required | the queue's redrive policy's |
     /// | `RETENTION_BUFFER_SECONDS` | 86400 | remembered longer than the queue redelivers by |
+    /// | `BODY` | `raw` | [what a body is](BodyFormat): `raw`, `sns`, `eventbridge` or `auto` |
+    /// | `IGNORE_MESSAGES` | none | [noise](IgnoreList) to be acked, such as `s3:TestEvent` |
     /// | `IDEMPOTENCY_KEY` | `/idempotencyKey \| /orderId` | [key expression](crate::key) |
     /// | `IDEMPOTENCY_SCOPE` | `AWS_LAMBDA_FUNCTION_NAME` | first part of every record's id |
     /// | `IDEMPOTENCY_FINGERPRINT` | whole body | pointers, or `off` |
     /// | `MAX_CONCURRENCY` | 10 | groups in flight at once |
     /// | `STORE_OUTAGE` | `reject` | or `process` |
+    /// | `DEAD_LETTER_QUEUE_URL` | none | where what a person must look at is [sent at once](crate::dead_letter) |
+    /// | `RETRY_BACK_OFF` | `off` | `on`: failed messages wait [as long as they should](crate::source::back_off) |
+    /// | `QUEUE_URL` | none | the queue itself; needed for back-off |
+    /// | `RETRY_BACK_OFF_BASE_SECONDS` | 10 | the wait after the first receive |
     pub fn from_env(env: &mut Environment<'_>) -> Option<Self> {
         let table = env.required::<String>("TABLE_NAME", "the name of the DynamoDB table");
         let visibility =
@@ -178,6 +195,10 @@ impl FunctionConfig {
         let max_receives = positive::<u32>(env, "MAX_RECEIVE_COUNT", true, "the queue's maxReceiveCount, 1 or more");
         let buffer =
             env.optional::<u64>("RETENTION_BUFFER_SECONDS", "a number of seconds, 86400 if not set").unwrap_or(86_400);
+        let source = SourceSettings {
+            body: env.optional::<BodyFormat>("BODY", "`raw` if not set").unwrap_or_default(),
+            ignore: env.optional::<IgnoreList>("IGNORE_MESSAGES", "names with commas between them").unwrap_or_default(),
+        };
         let key = env
             .optional::<KeyExpression>("IDEMPOTENCY_KEY", "such as `/idempotencyKey | /orderId`, the default")
             .unwrap_or_default();
@@ -188,28 +209,31 @@ impl FunctionConfig {
         let max_concurrency =
             positive::<usize>(env, "MAX_CONCURRENCY", false, "how many groups may be in flight, 1 or more");
         let store_outage = env.optional::<StoreOutage>("STORE_OUTAGE", "`reject` or `process`").unwrap_or_default();
-        if env.get("DEAD_LETTER_QUEUE_URL").is_some() {
-            env.problem(
-                "DEAD_LETTER_QUEUE_URL",
-                "is not supported by this version: leave it out, and the queue's own redrive policy moves failed messages",
-            );
-        }
-        let (visibility, max_receives) = (visibility?, max_receives?);
-        let retention = Retention::for_queue(visibility, max_receives, buffer)
-            .map_err(|error| {
-                env.problem(
-                    "VISIBILITY_TIMEOUT_SECONDS",
-                    format!("x MAX_RECEIVE_COUNT + RETENTION_BUFFER_SECONDS can't be the retention: {error}"),
-                );
-            })
-            .ok()?;
+        let retention = visibility.zip(max_receives).map(|(visibility, max_receives)| {
+            Retention::for_queue(visibility, max_receives, buffer)
+                .map_err(|error| {
+                    env.problem(
+                        "VISIBILITY_TIMEOUT_SECONDS",
+                        format!("x MAX_RECEIVE_COUNT + RETENTION_BUFFER_SECONDS can't be the retention: {error}"),
+                    );
+                })
+                .ok()
+        });
+        let retention = retention.flatten();
+        let queues = Queues::from_env(
+            env,
+            visibility.map_or(Duration::MAX, Duration::from_secs),
+            retention,
+            max_receives.unwrap_or(1),
+        );
+        let (max_receives, retention) = (max_receives?, retention?);
         let mut consumer = ConsumerSettings::new(scope?, retention);
         consumer.key = key;
         consumer.fingerprint = fingerprint;
         consumer.store_outage = store_outage;
         let mut batch = BatchSettings { max_receive_count: Some(max_receives), ..BatchSettings::default() };
         batch.max_concurrency = max_concurrency.unwrap_or(batch.max_concurrency);
-        Some(Self { table: table?, consumer, batch })
+        Some(Self { table: table?, source, consumer, batch, queues })
     }
 }
 
@@ -240,9 +264,7 @@ where
 
 /// A number of seconds above zero, or the default.
 #[cfg(feature = "http")]
-pub(crate) fn seconds(env: &mut Environment<'_>, name: &'static str, default: u64) -> Option<std::time::Duration> {
-    use std::time::Duration;
-
+pub(crate) fn seconds(env: &mut Environment<'_>, name: &'static str, default: u64) -> Option<Duration> {
     if env.get(name).is_none() {
         return Some(Duration::from_secs(default));
     }

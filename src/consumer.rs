@@ -37,6 +37,12 @@ pub trait Consume: Send + Sync + 'static {
     /// The least time in which a message can be begun and ended.
     fn time_needed(&self) -> Duration;
 
+    /// The message attributes that keys are made of: what a message needs to have its key
+    /// again after it came back from the dead-letter queue.
+    fn key_attributes(&self) -> Vec<&str> {
+        Vec::new()
+    }
+
     /// Whether the next message of a group may be [admitted](Self::admit) while the one
     /// before it [runs](Self::run).
     fn claims_ahead(&self) -> bool;
@@ -160,6 +166,9 @@ impl ConsumerSettings {
     ) -> Result<(Key, Prepared<I>), Outcome> {
         let rejected =
             |error: &(dyn std::error::Error + 'static)| Outcome::Rejected { reason: ErrorChain(error).to_string() };
+        if let Some(outcome) = Outcome::of_source(message) {
+            return Err(outcome);
+        }
         let body = Json::parse(&message.body);
         let value = self.key.extract(message, body.as_ref()).map_err(|error| rejected(&error))?;
         let input = user_code::catch(|| input(message))

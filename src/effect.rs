@@ -221,7 +221,7 @@ impl<'a> Attempt<'a> {
         self.number
     }
 
-    /// The message as delivered.
+    /// The message, its envelope opened if the source was told to.
     #[must_use]
     pub fn message(&self) -> &'a Message {
         self.message

@@ -7,12 +7,13 @@ use lambda_runtime::{LambdaEvent, service_fn};
 use serde_json::value::RawValue;
 
 use crate::batch::Batch;
-use crate::config::{ConfigError, Environment, FunctionConfig};
+use crate::config::{ConfigError, Environment, FunctionConfig, Queues};
 use crate::consumer::{Consume, Consumer, TransactionalConsumer};
 use crate::effect::Effect;
 use crate::effect::transactional::TransactionalEffect;
 use crate::error::ErrorChain;
-use crate::source::sqs_lambda;
+use crate::source::back_off::BackOff;
+use crate::source::{SourceSettings, sqs_lambda};
 use crate::store::dynamodb::DynamoDbStore;
 use crate::store::{Store, StoreError, StoreErrorKind};
 use crate::telemetry;
@@ -30,7 +31,7 @@ pub enum InitError {
     /// This is not a Lambda execution environment.
     #[error(
         "AWS_LAMBDA_RUNTIME_API is not set: this program is a Lambda function's bootstrap; to try it on a machine of \
-         your own use `idempotent-consumer invoke EVENT.json` or `cargo lambda watch`"
+         your own use `cargo lambda watch`"
     )]
     NotLambda,
 }
@@ -88,7 +89,8 @@ pub async fn run_with<E: Effect>(effect: impl FnOnce(&mut Environment<'_>) -> Op
     Box::pin(serve(async {
         let (config, effect) = settings(effect)?;
         let store = Arc::new(table(&config).await?);
-        Ok(Batch::new(Consumer::new(effect, store, config.consumer), config.batch))
+        let batch = Batch::new(Consumer::new(effect, store, config.consumer), config.batch);
+        Ok(with_queues(batch, config.source, config.queues).await)
     }))
     .await
 }
@@ -106,13 +108,48 @@ pub async fn run_transactional_with<E: TransactionalEffect>(
     Box::pin(serve(async {
         let (config, effect) = settings(effect)?;
         let store = table(&config).await?;
-        Ok(Batch::new(TransactionalConsumer::new(effect, store, config.consumer), config.batch))
+        let batch = Batch::new(TransactionalConsumer::new(effect, store, config.consumer), config.batch);
+        Ok(with_queues(batch, config.source, config.queues).await)
     }))
     .await
 }
 
+/// How messages are read, processed, and brought back when they failed.
+struct Work<C> {
+    source: SourceSettings,
+    batch: Batch<C>,
+    back_off: Option<BackOff>,
+}
+
+/// Adds what calls SQS. The client is made only if it is needed.
+#[cfg(feature = "sqs")]
+async fn with_queues<C: Consume>(batch: Batch<C>, source: SourceSettings, queues: Queues) -> Work<C> {
+    use crate::dead_letter::sqs::SqsDeadLetterQueue;
+    use crate::source::back_off::sqs::SqsVisibility;
+
+    if queues == Queues::default() {
+        return Work { source, batch, back_off: None };
+    }
+    let client = crate::sqs::client_from_env().await;
+    let back_off = queues
+        .back_off
+        .map(|(url, settings)| BackOff::new(settings, Arc::new(SqsVisibility::new(client.clone(), url))));
+    let batch = match queues.dead_letters {
+        Some(url) => batch.with_dead_letters(Arc::new(SqsDeadLetterQueue::new(client, url))),
+        None => batch,
+    };
+    Work { source, batch, back_off }
+}
+
+/// Without the feature their settings are refused.
+#[cfg(not(feature = "sqs"))]
+#[allow(clippy::unused_async)] // as the one with the feature
+async fn with_queues<C: Consume>(batch: Batch<C>, source: SourceSettings, _: Queues) -> Work<C> {
+    Work { source, batch, back_off: None }
+}
+
 /// Starts, and then handles invocations for as long as there are any.
-async fn serve<C: Consume>(init: impl Future<Output = Result<Batch<C>, InitError>>) -> ExitCode {
+async fn serve<C: Consume>(init: impl Future<Output = Result<Work<C>, InitError>>) -> ExitCode {
     telemetry::init(|name| std::env::var(name).ok());
     // A panic in an effect is caught and costs one message; its text belongs in the log,
     // as a line like any other.
@@ -122,8 +159,8 @@ async fn serve<C: Consume>(init: impl Future<Output = Result<Batch<C>, InitError
         );
     }
     std::panic::set_hook(Box::new(|panic| tracing::error!(panic = %panic, "a panic")));
-    let batch = match init.await {
-        Ok(batch) => Arc::new(batch),
+    let work = match init.await {
+        Ok(work) => Arc::new(work),
         Err(error) => {
             tracing::error!(error = %ErrorChain(&error), "the function can't start");
             report(&error).await;
@@ -131,8 +168,8 @@ async fn serve<C: Consume>(init: impl Future<Output = Result<Batch<C>, InitError
         }
     };
     let handler = service_fn(move |event: LambdaEvent<Box<RawValue>>| {
-        let batch = Arc::clone(&batch);
-        async move { sqs_lambda::handle(&batch, event).await }
+        let work = Arc::clone(&work);
+        async move { sqs_lambda::handle(&work.batch, &work.source, work.back_off.as_ref(), event).await }
     });
     // One invocation at a time on ordinary functions, several on Managed Instances.
     match lambda_runtime::run_concurrent(handler).await {

@@ -17,11 +17,14 @@
 //! | [`record`], [`time`] | the protocol: pure transitions, leases, retention |
 //! | [`store`] | where records are kept: the contract, in memory, DynamoDB |
 //! | [`consumer`], [`batch`], [`outcome`] | one message, many messages, what became of them |
-//! | [`source`], [`config`], [`telemetry`] | Lambda's SQS events, settings, logs |
+//! | [`dead_letter`] | where messages go that a person must look at |
+//! | [`source`], [`config`], [`telemetry`] | Lambda's SQS events, envelopes, settings, logs |
 //!
 //! # What is promised
 //!
-//! 1. No message is acknowledged without a stored result.
+//! 1. No message is acknowledged without a stored result, or having reached the
+//!    [dead-letter queue](dead_letter); save noise that you chose to ignore
+//!    ([`source::noise`]).
 //! 2. An effect whose target deduplicates by key, or that can verify, is applied exactly
 //!    once, wherever the consumer is killed; with [`Recovery::Park`](effect::Recovery),
 //!    at most once.
@@ -34,6 +37,7 @@
 pub mod batch;
 pub mod config;
 pub mod consumer;
+pub mod dead_letter;
 pub mod effect;
 pub mod error;
 pub mod fingerprint;
@@ -43,6 +47,8 @@ pub mod message;
 pub mod outcome;
 pub mod record;
 pub mod source;
+#[cfg(feature = "sqs")]
+pub mod sqs;
 pub mod store;
 pub mod telemetry;
 pub mod time;

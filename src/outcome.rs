@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::error::ErrorChain;
 use crate::key::Key;
-use crate::message::Message;
+use crate::message::{Message, Verdict};
 use crate::record::{Record, StoredResult};
 use crate::store::StoreError;
 use crate::time::EpochMillis;
@@ -40,6 +40,12 @@ pub enum Outcome {
     Applied {
         /// What it returned.
         result: StoredResult,
+    },
+    /// The message is known noise that the source was told to drop
+    /// ([`Message::ignored`]). Nothing was claimed or run.
+    Ignored {
+        /// What it is, such as `s3:TestEvent`.
+        what: String,
     },
     /// The message has no usable key or no usable body. Nothing was claimed.
     Rejected {
@@ -132,6 +138,14 @@ pub enum Disposition {
 }
 
 impl Outcome {
+    /// What the message's source has settled already.
+    pub(crate) fn of_source(message: &Message) -> Option<Self> {
+        message.verdict().map(|verdict| match verdict {
+            Verdict::Reject { reason } => Self::Rejected { reason: reason.clone() },
+            Verdict::Ignore { what } => Self::Ignored { what: what.clone() },
+        })
+    }
+
     /// What the broker is to be told.
     #[must_use]
     pub fn disposition(&self) -> Disposition {
@@ -140,7 +154,8 @@ impl Outcome {
             | Self::Replayed { .. }
             | Self::Recovered { .. }
             | Self::Applied { .. }
-            | Self::Unprotected { .. } => Disposition::Ack,
+            | Self::Unprotected { .. }
+            | Self::Ignored { .. } => Disposition::Ack,
             Self::Rejected { .. } | Self::Conflict { .. } | Self::Permanent { .. } | Self::Parked { .. } => {
                 Disposition::DeadLetter
             }
@@ -178,6 +193,7 @@ impl Outcome {
             Self::Recovered { .. } => "recovered",
             Self::Applied { .. } => "applied",
             Self::Unprotected { .. } => "unprotected",
+            Self::Ignored { .. } => "ignored",
             Self::Rejected { .. } => "rejected",
             Self::Conflict { .. } => "conflict",
             Self::Permanent { .. } => "permanent",
@@ -206,7 +222,8 @@ impl Outcome {
         }
     }
 
-    /// Why the message was not acked, in words; `None` if it was.
+    /// Why the message was not acked, or acked without an effect, in words; `None` if its
+    /// key has a result.
     #[must_use]
     pub fn reason(&self) -> Option<String> {
         match self {
@@ -215,6 +232,7 @@ impl Outcome {
             | Self::Recovered { .. }
             | Self::Applied { .. }
             | Self::Unprotected { .. } => None,
+            Self::Ignored { what } => Some(format!("it is known noise, `{what}`")),
             Self::Rejected { reason }
             | Self::Permanent { reason }
             | Self::Parked { reason }
@@ -224,9 +242,10 @@ impl Outcome {
                 "another payload was seen under this key, in message {}; if both are meant, give them different keys",
                 stored.message_id.as_deref().unwrap_or("(unknown)")
             )),
-            Self::InFlight { until } => {
-                Some(format!("another consumer is at work on this key; it may be taken over from {until} on"))
-            }
+            Self::InFlight { until } => Some(format!(
+                "the key is claimed, by a consumer at work or by an attempt that may still be on its way; it may be taken over \
+                 from {until} on"
+            )),
             Self::Locked { status, until } => Some(format!(
                 "the record has a status that this version does not know, `{}`; it is left alone until {until}",
                 status.escape_debug()
@@ -263,10 +282,26 @@ pub struct Report {
     pub attempt: Option<u64>,
     /// What happened.
     pub outcome: Outcome,
+    /// The message has reached the dead-letter queue, so its own queue can let it go.
+    pub dead_lettered: bool,
 }
 
 impl Report {
     pub(crate) fn new(message: &Message, key: Option<Key>, attempt: Option<u64>, outcome: Outcome) -> Self {
-        Self { message_id: message.id.clone(), group: message.group.clone(), key, attempt, outcome }
+        Self {
+            message_id: message.id.clone(),
+            group: message.group.clone(),
+            key,
+            attempt,
+            outcome,
+            dead_lettered: false,
+        }
+    }
+
+    /// What the broker is to be told: what the outcome says, and "done with" once the message
+    /// has reached the dead-letter queue.
+    #[must_use]
+    pub fn disposition(&self) -> Disposition {
+        if self.dead_lettered { Disposition::Ack } else { self.outcome.disposition() }
     }
 }

@@ -1,7 +1,8 @@
 //! What is logged, and how.
 //!
 //! One line per message, with the fields `message_id`, `key`, `group`, `attempt`,
-//! `outcome` and, if it was not acked, `reason`. Bodies, results and attributes are never
+//! `outcome` and, if the effect has no result, `reason`; `dead_lettered` is true once the
+//! message has reached the dead-letter queue, `reduced` if the result could not be kept whole. Bodies, results and attributes are never
 //! logged. Renaming a field is a breaking change.
 
 use crate::outcome::{Outcome, Report};
@@ -17,6 +18,8 @@ pub fn log_report(report: &Report) {
                 attempt = report.attempt,
                 outcome = report.outcome.name(),
                 reason = report.outcome.reason().as_deref(),
+                dead_lettered = report.dead_lettered.then_some(true),
+                reduced = report.outcome.result().filter(|result| result.reduced).map(|_| true),
                 $text
             )
         };
@@ -25,6 +28,7 @@ pub fn log_report(report: &Report) {
         Outcome::Executed { .. } | Outcome::Replayed { .. } | Outcome::Recovered { .. } | Outcome::Applied { .. } => {
             log!(info, "message done");
         }
+        Outcome::Ignored { .. } => log!(info, "message ignored"),
         Outcome::InFlight { .. } | Outcome::Unstarted { .. } => log!(info, "message left for later"),
         Outcome::NotApplied { .. } | Outcome::Unknown { .. } | Outcome::Fenced | Outcome::Unprotected { .. } => {
             log!(warn, "message needs attention if this goes on");

@@ -4,6 +4,8 @@
 use idempotent_consumer::config::{ConfigError, Environment, FunctionConfig};
 use idempotent_consumer::consumer::StoreOutage;
 use idempotent_consumer::fingerprint::Coverage;
+use idempotent_consumer::source::SourceSettings;
+use idempotent_consumer::source::envelope::BodyFormat;
 
 const COMPLETE: [(&str, &str); 4] = [
     ("TABLE_NAME", "idempotency"),
@@ -30,6 +32,8 @@ fn defaults_are_those_of_the_readme() {
     assert_eq!(config.consumer.key.to_string(), "/idempotencyKey | /orderId");
     assert_eq!(config.consumer.fingerprint, Coverage::Body);
     assert_eq!(config.consumer.store_outage, StoreOutage::Reject);
+    assert_eq!(config.source, SourceSettings::default());
+    assert_eq!(config.source.body, BodyFormat::Raw);
     assert_eq!(config.batch.max_concurrency, 10);
     assert_eq!(config.batch.max_receive_count, Some(5));
 }
@@ -43,6 +47,8 @@ fn everything_can_be_set() {
         ("IDEMPOTENCY_FINGERPRINT", "/amount,/currency"),
         ("MAX_CONCURRENCY", "3"),
         ("STORE_OUTAGE", "process"),
+        ("BODY", "eventbridge"),
+        ("IGNORE_MESSAGES", "s3:TestEvent"),
     ])
     .unwrap();
     assert_eq!(config.consumer.retention.seconds(), 180 * 5 + 100);
@@ -51,6 +57,8 @@ fn everything_can_be_set() {
     assert_eq!(config.consumer.fingerprint.to_string(), "/amount,/currency");
     assert_eq!(config.consumer.store_outage, StoreOutage::Process);
     assert_eq!(config.batch.max_concurrency, 3);
+    assert_eq!(config.source.body, BodyFormat::EventBridge);
+    assert_eq!(config.source.ignore.to_string(), "s3:TestEvent");
 }
 
 #[test]
@@ -76,12 +84,21 @@ fn each_mistake_names_its_variable_its_value_and_what_would_be_right() {
         ("RETENTION_BUFFER_SECONDS", "1 day", "a number of seconds"),
         ("IDEMPOTENCY_KEY", "orderId", "/idempotencyKey | /orderId"),
         ("IDEMPOTENCY_KEY", "/a,,/b", "/idempotencyKey | /orderId"),
+        ("IDEMPOTENCY_KEY", "jmespath:[tenant, order.]", "wrong at character 16: "),
+        ("IDEMPOTENCY_KEY", "jmespath:md5(id)", "there is no function `md5`"),
         ("IDEMPOTENCY_SCOPE", "a#b", "without `#`"),
         ("IDEMPOTENCY_FINGERPRINT", "amount", "/amount,/currency"),
+        ("BODY", "SNS", "there are `raw`, `sns`, `eventbridge` and `auto`"),
+        ("IGNORE_MESSAGES", "s3:ObjectCreated", "there is `s3:TestEvent`"),
         ("MAX_CONCURRENCY", "0", "1 or more"),
         ("MAX_CONCURRENCY", "many", "1 or more"),
         ("STORE_OUTAGE", "ignore", "`reject` or `process`"),
-        ("DEAD_LETTER_QUEUE_URL", "https://sqs.example/dlq", "not supported by this version"),
+        ("DEAD_LETTER_QUEUE_URL", "orders-dlq.fifo", "a queue's URL"),
+        ("DEAD_LETTER_QUEUE_URL", "arn:aws:sqs:eu-central-1:123456789012:dlq.fifo", "a queue's URL"),
+        ("QUEUE_URL", "https://sqs.example/orders", "a queue's URL"),
+        ("RETRY_BACK_OFF", "true", "`on` or `off`"),
+        ("RETRY_BACK_OFF_BASE_SECONDS", "0", "1 or more"),
+        ("RETRY_BACK_OFF_BASE_SECONDS", "181", "more than VISIBILITY_TIMEOUT_SECONDS"),
     ];
     for (variable, value, advice) in cases {
         let error = read(&[(variable, value)]).unwrap_err();
@@ -112,6 +129,55 @@ fn all_mistakes_are_said_at_once() {
     let text = error.to_string();
     assert!(text.starts_with("5 things are wrong with the function's configuration:\n"), "{text}");
     assert!(!text.contains("maybe\nnot"), "a value can't forge a line");
+}
+
+const QUEUE: &str = "https://sqs.eu-central-1.amazonaws.com/123456789012/orders.fifo";
+const LETTERS: &str = "https://sqs.eu-central-1.amazonaws.com/123456789012/letters.fifo";
+
+#[test]
+#[cfg(feature = "sqs")]
+fn queues_are_called_only_if_they_are_named() {
+    use std::time::Duration;
+
+    assert_eq!(read(&[]).unwrap().queues, read(&[("QUEUE_URL", QUEUE)]).unwrap().queues, "no back-off unless on");
+    let queues =
+        read(&[("DEAD_LETTER_QUEUE_URL", LETTERS), ("QUEUE_URL", QUEUE), ("RETRY_BACK_OFF", "on")]).unwrap().queues;
+    assert_eq!(queues.dead_letters.unwrap().as_str(), LETTERS);
+    let (queue, settings) = queues.back_off.unwrap();
+    assert_eq!(queue.as_str(), QUEUE);
+    assert_eq!((settings.base, settings.cap), (Duration::from_secs(10), Duration::from_mins(3)));
+    // (180 x 5 + 86400) / 5: five waits of that length are within the retention.
+    assert_eq!(settings.longest, Duration::from_mins(291));
+    let short = [("VISIBILITY_TIMEOUT_SECONDS", "6"), ("QUEUE_URL", QUEUE), ("RETRY_BACK_OFF", "on")];
+    assert_eq!(read(&short).unwrap().queues.back_off.unwrap().1.base, Duration::from_secs(6), "the default fits");
+}
+
+#[test]
+#[cfg(feature = "sqs")]
+fn queues_that_do_not_fit_together_are_refused() {
+    let cases = [
+        (vec![("DEAD_LETTER_QUEUE_URL", QUEUE), ("QUEUE_URL", QUEUE)], "DEAD_LETTER_QUEUE_URL", "come back for ever"),
+        (
+            vec![("DEAD_LETTER_QUEUE_URL", "https://sqs.example/1/letters"), ("QUEUE_URL", QUEUE)],
+            "DEAD_LETTER_QUEUE_URL",
+            "not of the same kind",
+        ),
+        (vec![("RETRY_BACK_OFF", "on")], "QUEUE_URL", "RETRY_BACK_OFF=on needs it"),
+    ];
+    for (changes, variable, advice) in cases {
+        let error = read(&changes).unwrap_err();
+        assert_eq!(error.problems().iter().map(|problem| problem.variable).collect::<Vec<_>>(), [variable]);
+        assert!(error.to_string().contains(advice), "{error}");
+    }
+}
+
+#[test]
+#[cfg(not(feature = "sqs"))]
+fn a_build_that_can_not_call_sqs_says_so() {
+    let error =
+        read(&[("DEAD_LETTER_QUEUE_URL", LETTERS), ("QUEUE_URL", QUEUE), ("RETRY_BACK_OFF", "on")]).unwrap_err();
+    assert_eq!(error.problems().len(), 2, "{error}");
+    assert!(error.to_string().contains("feature `sqs`"), "{error}");
 }
 
 #[test]

@@ -9,7 +9,8 @@ fn crates_of_the_function() -> BTreeMap<String, BTreeSet<String>> {
     let output = Command::new(env!("CARGO"))
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .args(["tree", "--offline", "--locked", "--quiet", "--edges", "normal", "--prefix", "none"])
-        .args(["--package", "idempotent-consumer", "--no-default-features", "--features", "dynamodb,lambda,http"])
+        .args(["--package", "idempotent-consumer", "--no-default-features"])
+        .args(["--features", "dynamodb,lambda,http,sqs,jmespath"])
         .args(["--target", "x86_64-unknown-linux-gnu", "--target", "aarch64-unknown-linux-gnu"])
         .output()
         .unwrap();
@@ -66,7 +67,6 @@ fn the_function_holds_nothing_that_only_tools_and_tests_need() {
         "tokio-postgres",
         "rdkafka",
         "lapin",
-        "aws-sdk-sqs",
         "aws-sdk-sso",
         "aws-sdk-ssooidc",
     ];

@@ -12,10 +12,11 @@ use serde_json::{Value, json};
 
 use crate::common::dynamo::Dynamo;
 use crate::common::dynamo_proxy::{DynamoProxy, Passage};
-use crate::common::events::{Record, event};
+use crate::common::events::{QUEUE_ARN, Record, event};
 use crate::common::item::Item;
 use crate::common::process::{AMPLE, FUNCTION_NAME, Function, SECRET_KEY, Setup};
 use crate::common::sink::{Behaviour, Sink};
+use crate::common::sqs::{Answer as SqsAnswer, LETTERS, QUEUE, Sqs};
 use crate::common::wait::until;
 
 /// A table, a target, and the settings of a function between them.
@@ -151,6 +152,115 @@ async fn a_permanent_refusal_stops_its_group_until_its_last_receive() {
     assert_eq!(function.outcomes("message-bad"), ["permanent"; 3]);
     let reason = function.log_of("message-bad")[0]["reason"].clone();
     assert!(reason.as_str().unwrap().contains("422"), "{reason}");
+}
+
+// ---- dead letters and back-off ------------------------------------------------------------
+
+#[tokio::test]
+async fn dead_letters_are_sent_at_once_and_their_messages_acked() {
+    let (world, sqs) = (World::new().await, Sqs::start().await);
+    world.sink.behave_for("bad", Behaviour::Answer(422, "no such article".to_owned()));
+    let setup = world.setup.set("AWS_ENDPOINT_URL_SQS", &sqs.url).set("DEAD_LETTER_QUEUE_URL", LETTERS);
+    let function = setup.start().await;
+    let records = [
+        Record::order("first"),
+        Record::order("bad").with_attribute("tenant", "acme"),
+        Record::new("poison", r#"{"orderId":"#),
+        Record::order("mate"),
+    ];
+
+    let answer = function.invoke(event(&records), AMPLE).await;
+
+    assert_eq!(answer.failures(), NOTHING);
+    assert_eq!(world.sink.applied(), ["first", "mate"]);
+    let requests = sqs.requests();
+    let reasons: Vec<_> = requests
+        .iter()
+        .map(|(_, body)| body["MessageAttributes"]["dead-letter-reason"]["StringValue"].as_str().unwrap())
+        .collect();
+    assert!(reasons[0].starts_with("permanent: ") && reasons[0].contains("422"), "{reasons:?}");
+    assert!(reasons[1].starts_with("rejected: "), "{reasons:?}");
+    let letter = &requests[0].1;
+    assert_eq!(letter["MessageBody"], r#"{"orderId":"bad", "amount":1990.0}"#, "byte for byte");
+    assert_eq!((&letter["QueueUrl"], &letter["MessageGroupId"]), (&json!(LETTERS), &json!("g")));
+    let attribute = |name: &str| letter["MessageAttributes"][name]["StringValue"].as_str().unwrap_or_default();
+    assert_eq!(attribute("idempotency-key"), "consumer#bad");
+    assert_eq!(attribute("idempotency-attempt"), "1");
+    assert_eq!(attribute("original-message-id"), "message-bad");
+    assert_eq!(attribute("original-source-arn"), QUEUE_ARN);
+    assert_eq!(attribute("first-received-at"), "2026-01-09T18:52:37.959Z");
+    assert_eq!(attribute("tenant"), "acme");
+    assert_eq!(function.log_of("message-bad")[0]["dead_lettered"], true);
+    assert!(function.log_of("message-mate")[0].get("dead_lettered").is_none());
+}
+
+#[tokio::test]
+async fn a_dead_letter_that_is_refused_or_hangs_leaves_its_message_in_the_queue() {
+    let (world, sqs) = (World::new().await, Sqs::start().await);
+    let setup = world.setup.set("AWS_ENDPOINT_URL_SQS", &sqs.url).set("DEAD_LETTER_QUEUE_URL", LETTERS);
+    // Or too little time is left for an effect to begin.
+    let function = setup.set("EFFECT_TIMEOUT_SECONDS", "1").start().await;
+    let records = [Record::new("poison", "no JSON"), Record::order("mate"), Record::order("other").in_group("h")];
+
+    sqs.answer([SqsAnswer::Error(403, "AccessDeniedException")]);
+    let answer = function.invoke(event(&records), AMPLE).await;
+    assert_eq!(answer.failures(), ["poison", "message-mate"]);
+    let complaint = function.log().into_iter().find(|line| line.get("error").is_some()).unwrap();
+    assert_eq!((&complaint["message_id"], &complaint["level"]), (&json!("poison"), &json!("ERROR")));
+    assert!(complaint["error"].as_str().unwrap().contains("role must allow it"), "{complaint}");
+
+    sqs.answer(vec![SqsAnswer::Late(Duration::from_mins(1)); 4]);
+    let answer = function.invoke(event(&records), Duration::from_secs(4)).await;
+    assert_eq!(answer.failures(), ["poison", "message-mate"]);
+    assert!(answer.time_left > Duration::ZERO, "the answer was late");
+
+    assert_eq!(function.invoke(event(&records), AMPLE).await.failures(), NOTHING);
+    assert_eq!(world.sink.applied(), ["mate", "other"]);
+}
+
+#[tokio::test]
+async fn failed_messages_get_their_visibility_by_receive_count_and_group() {
+    let (world, sqs) = (World::new().await, Sqs::start().await);
+    world.sink.behave_for("busy", Behaviour::Answer(503, String::new()));
+    let setup = world
+        .setup
+        .set("AWS_ENDPOINT_URL_SQS", &sqs.url)
+        .set("QUEUE_URL", QUEUE)
+        .set("RETRY_BACK_OFF", "on")
+        .set("RETRY_BACK_OFF_BASE_SECONDS", "8");
+    let function = setup.start().await;
+    let records = [Record::order("busy"), Record::order("mate"), Record::order("other").in_group("h")];
+
+    for (count, waits) in [(1, 4..=8), (2, 8..=16)] {
+        let before = sqs.requests().len();
+        let answer = function.invoke(event(&records.clone().map(|record| record.received(count))), AMPLE).await;
+        assert_eq!(answer.failures(), ["message-busy", "message-mate"], "still reported failed");
+        let requests = sqs.requests().split_off(before);
+        let entries: Vec<_> = requests.iter().map(|(_, body)| body["Entries"].as_array().unwrap().clone()).collect();
+        assert_eq!(entries.iter().map(Vec::len).collect::<Vec<_>>(), [1, 1], "the first of the group, then the rest");
+        assert_eq!(entries[0][0]["ReceiptHandle"], "receipt-message-busy");
+        assert_eq!(entries[1][0]["ReceiptHandle"], "receipt-message-mate");
+        let wait = |request: usize| entries[request][0]["VisibilityTimeout"].as_u64().unwrap();
+        assert!(waits.contains(&wait(0)), "receive {count}: {}", wait(0));
+        assert_eq!(wait(0), wait(1));
+    }
+    assert!(sqs.operations().iter().all(|operation| operation == "ChangeMessageVisibilityBatch"));
+}
+
+#[tokio::test]
+async fn back_off_that_is_not_allowed_is_said_once_and_changes_nothing_else() {
+    let (world, sqs) = (World::new().await, Sqs::start().await);
+    world.sink.behave_for("busy", Behaviour::Answer(503, String::new()));
+    let setup = world.setup.set("AWS_ENDPOINT_URL_SQS", &sqs.url).set("QUEUE_URL", QUEUE).set("RETRY_BACK_OFF", "on");
+    let function = setup.start().await;
+    sqs.answer([SqsAnswer::Error(403, "AccessDenied")]);
+    for count in [1, 2] {
+        let answer = function.invoke(event([&Record::order("busy").received(count)]), AMPLE).await;
+        assert_eq!(answer.failures(), ["message-busy"]);
+    }
+    assert_eq!(sqs.requests().len(), 1);
+    let lines = function.lines();
+    assert_eq!(lines.iter().filter(|line| line.contains("sqs:ChangeMessageVisibility")).count(), 1, "{lines:?}");
 }
 
 // ---- side by side ----------------------------------------------------------------------
@@ -656,4 +766,42 @@ fn is_rfc_3339(text: &str) -> bool {
     seconds == "0000-00-00T00:00:00" && (fraction.is_empty() || fraction.starts_with('.')) && {
         fraction.trim_start_matches('.').chars().all(|c| c == '0')
     }
+}
+
+#[tokio::test]
+async fn a_key_may_be_in_jmespath() {
+    let world = World::new().await;
+    let function =
+        world.setup.clone().set("IDEMPOTENCY_KEY", "jmespath:[tenant, powertools_json(order).id]").start().await;
+    let record = |id: &str, tenant: &str| {
+        Record::new(id, json!({ "tenant": tenant, "order": "{\"id\":9007199254740993}" }).to_string()).in_group(id)
+    };
+    let records = [record("m-1", "acme"), record("m-2", "acme"), record("m-3", "other"), record("m-4", "")];
+    let answer = function.invoke(event(&records), AMPLE).await;
+    assert_eq!(answer.failures(), ["m-4"]);
+    assert_eq!(world.sink.posts().len(), 2);
+    assert_eq!(world.item("acme,=9007199254740993").await.status(), "COMPLETED");
+}
+
+#[tokio::test]
+async fn envelopes_are_opened_and_noise_is_acked_when_that_is_configured() {
+    let world = World::new().await;
+    let function = world.setup.clone().set("BODY", "auto").set("IGNORE_MESSAGES", "s3:TestEvent").start().await;
+    let read = |file: &str| -> Value {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("events").join(file);
+        serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+    };
+
+    let answer = function.invoke(read("sns-wrapped-and-raw.json"), AMPLE).await;
+    assert_eq!(answer.failures(), NOTHING);
+    let bodies: Vec<_> = world.sink.posts().into_iter().map(|post| post.body).collect();
+    assert!(
+        bodies.contains(&r#"{"orderId":"order-6001","customer":"customer-17","amount":1990}"#.to_owned()),
+        "{bodies:?}"
+    );
+
+    let answer = function.invoke(read("s3-test-event.json"), AMPLE).await;
+    assert_eq!(answer.failures(), NOTHING);
+    assert_eq!(world.sink.posts().len(), 3, "the test had no effect");
+    assert_eq!(function.outcomes("3e0b1c52-9d1e-4f43-8a3e-0d6a6f2b7c11"), ["ignored"]);
 }

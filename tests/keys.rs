@@ -42,6 +42,9 @@ struct MessageVector {
 struct InvalidVector {
     expression: String,
     error: String,
+    /// Where a JMESPath expression is wrong, and what the problem is.
+    position: Option<usize>,
+    text: Option<String>,
 }
 
 #[derive(serde::Deserialize)]
@@ -67,12 +70,15 @@ fn keys() {
         message.attributes = vector.message.attributes;
         message.deduplication_id = vector.message.deduplication_id;
         match extract(&vector.expression, &message) {
-            Ok(value) => assert_eq!(Some(value.as_str()), vector.value.as_deref(), "{name}"),
+            Ok(value) => {
+                assert_eq!((Some(value.as_str()), None), (vector.value.as_deref(), vector.error), "{name}");
+            }
             Err(error) => {
                 let (kind, source) = match &error {
                     KeyError::Missing { .. } => ("missing", None),
                     KeyError::Unusable { .. } => ("unusable", None),
                     KeyError::Partial { .. } => ("partial", None),
+                    KeyError::Evaluation { .. } => ("evaluation", None),
                     KeyError::Body { source, .. } => ("body", Some(source)),
                     error => panic!("{name}: {error}"),
                 };
@@ -103,13 +109,18 @@ fn expressions_read_back() {
 
 #[test]
 fn invalid_expressions() {
-    for InvalidVector { expression, error } in vectors().invalid_expressions {
+    for InvalidVector { expression, error, position, text } in vectors().invalid_expressions {
         let kind = match expression.parse::<KeyExpression>().expect_err(&expression) {
             InvalidKeyExpression::EmptyPart { .. } => "empty",
             InvalidKeyExpression::UnknownPart { .. } => "unknown",
             InvalidKeyExpression::Pointer(_) => "pointer",
             InvalidKeyExpression::AttributeName => "attribute",
             InvalidKeyExpression::DanglingEscape => "escape",
+            InvalidKeyExpression::Jmespath { position: found, problem, .. } => {
+                assert_eq!(Some(found), position, "{expression}: {problem}");
+                assert!(text.is_none_or(|text| text == problem), "{expression}: {problem}");
+                "jmespath"
+            }
             error => panic!("{expression}: {error}"),
         };
         assert_eq!(kind, error, "{expression}");
@@ -129,6 +140,7 @@ fn the_default_expression() {
     let needs_body = |text: &str| text.parse::<KeyExpression>().unwrap().needs_body();
     assert!(needs_body("content-hash"));
     assert!(needs_body("message-id | attribute:a,/b"));
+    assert!(needs_body("jmespath:a"));
     assert!(!needs_body("attribute:a | deduplication-id | message-id"));
 }
 
@@ -149,8 +161,11 @@ fn errors_do_not_tell_values() {
         format!(r#"{{"a":{secret}.5,"b":1}}"#),
         format!(r#"{{"a":"{secret}"#),
     ] {
-        let error = extract("/a,/b", &Message::new("id-1", body)).unwrap_err();
-        assert!(!format!("{error} {error:?}").contains(secret), "{error:?}");
+        for expression in ["/a,/b", "jmespath:[a, powertools_json(b).x]", "jmespath:sort_by(a, &b)", "jmespath:abs(b)"]
+        {
+            let error = extract(expression, &Message::new("id-1", body.as_str())).unwrap_err();
+            assert!(!format!("{error} {error:?}").contains(secret), "{error:?}");
+        }
     }
 }
 
@@ -299,6 +314,7 @@ proptest! {
         any::<String>(),
         "[/ab,|\\\\ ~01]{0,12}",
         "(attribute:|message-id|content-hash|deduplication-id|/a|[|, \\\\x]){0,6}",
+        "(jmespath:|/a|a|[|, \\\\.'`\"()\\[\\]*?@&]){0,8}",
     ]) {
         if let Ok(expression) = text.parse::<KeyExpression>() {
             prop_assert_eq!(expression.to_string().parse(), Ok(expression));
@@ -309,5 +325,6 @@ proptest! {
     fn any_body_has_a_key_or_a_reason(body: String) {
         let message = Message::new("id-1", body);
         let _ = extract("/a/0 | /b,attribute:c | /", &message);
+        let _ = extract("jmespath:[a[0], to_string(b), powertools_json(c).*, @]", &message);
     }
 }

@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex};
 use aws_sdk_dynamodb::types::AttributeValue;
 use serde_json::json;
 
-use crate::common::dynamo::{Dynamo, TABLE};
-use crate::common::dynamo_proxy::{DynamoProxy, Passage};
+use crate::common::dynamo::{Dynamo, TABLE, create_table_with_key};
+use crate::common::dynamo_proxy::{Counted, DynamoProxy, Passage};
 use crate::common::events::{Record, event};
 use crate::common::item::Item;
 use crate::common::process::{AMPLE, Function, Setup};
@@ -29,27 +29,8 @@ struct Shop {
 
 impl Shop {
     async fn with_stock(stock: &[(&str, u64)]) -> Self {
-        use aws_sdk_dynamodb::types::{
-            AttributeDefinition, BillingMode, KeySchemaElement, KeyType, ScalarAttributeType,
-        };
-
         let dynamo = Dynamo::start().await;
-        dynamo
-            .client
-            .create_table()
-            .table_name(STOCK_TABLE)
-            .billing_mode(BillingMode::PayPerRequest)
-            .attribute_definitions(
-                AttributeDefinition::builder()
-                    .attribute_name("item")
-                    .attribute_type(ScalarAttributeType::S)
-                    .build()
-                    .unwrap(),
-            )
-            .key_schema(KeySchemaElement::builder().attribute_name("item").key_type(KeyType::Hash).build().unwrap())
-            .send()
-            .await
-            .unwrap();
+        create_table_with_key(&dynamo.client, STOCK_TABLE, "item").await;
         for (item, quantity) in stock {
             dynamo
                 .client
@@ -142,6 +123,55 @@ async fn killed_before_it_answers_and_with_its_answer_lost_an_order_counts_once(
     let heir = setup(&proxy.url).start().await;
     assert_eq!(deliver(&heir, &order("B", "tea", 2)).await, "replayed");
     assert_eq!(shop.stock("tea").await, 5);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn with_the_answer_of_every_nth_commit_lost_every_order_counts_once() {
+    const ORDERS: u64 = 200;
+    let cases = [
+        (2, Counted::Requests, Passage::LoseAnswer),
+        (3, Counted::Requests, Passage::LoseAnswer),
+        (5, Counted::Requests, Passage::LoseAnswer),
+        (2, Counted::Requests, Passage::TruncateAnswer),
+        (3, Counted::Requests, Passage::TruncateAnswer),
+        (5, Counted::Requests, Passage::TruncateAnswer),
+        // However often the SDK tries: only a further call can tell.
+        (3, Counted::Calls, Passage::LoseAnswer),
+    ];
+    for (period, counted, passage) in cases {
+        let context = format!("{passage:?} of every {period} {counted:?}");
+        // 100 of the 200 orders find nothing left.
+        let shop = Shop::with_stock(&[("tea", 1000), ("figs", 0)]).await;
+        let proxy = DynamoProxy::start(&shop.dynamo.url);
+        let function = setup(&proxy.url).start().await;
+        let orders: Vec<Record> = (0..ORDERS)
+            .map(|n| {
+                let item = if n % 2 == 0 { "tea" } else { "figs" };
+                order(&format!("order-{n}"), item, 3).in_group(&format!("group {}", n % 20))
+            })
+            .collect();
+        proxy.every(period, counted, passage);
+        for batch in orders.chunks(10) {
+            let mut left: Vec<Record> = batch.to_vec();
+            for delivery in 1.. {
+                let failed = function.invoke(event(&left), AMPLE).await.failures();
+                left.retain(|record| failed.contains(&record.id));
+                if left.is_empty() {
+                    break;
+                }
+                assert!(delivery < 20, "{context}: {failed:?}");
+            }
+        }
+        assert!(proxy.lost() >= 40, "{context}: only {} answers were lost", proxy.lost());
+        assert_eq!((shop.stock("tea").await, shop.stock("figs").await), (1000 - 300, 0), "{context}");
+        let records = Item::all(&shop.dynamo).await;
+        assert_eq!(records.len(), 200, "{context}: a record of each");
+        for record in records {
+            let number: u64 = record.key().trim_start_matches("order-").parse().unwrap();
+            let answer = if number.is_multiple_of(2) { "reserved" } else { "out-of-stock" };
+            assert_eq!((record.status(), record.data()), ("COMPLETED", json!(answer)), "{context}: {number}");
+        }
+    }
 }
 
 /// Numbers that are the same in every run with the same seed (Knuth's MMIX constants).

@@ -4,12 +4,13 @@
 use idempotent_consumer::message::Message;
 use idempotent_consumer::outcome::{Outcome, Report, Unstarted};
 use idempotent_consumer::record::StoredResult;
+use idempotent_consumer::source::SourceSettings;
 use idempotent_consumer::source::sqs_lambda::{self, InvocationError, response};
 use serde_json::{Value, json};
 
 #[allow(clippy::needless_pass_by_value)] // reads better where it is called
 fn messages(event: Value) -> Result<Vec<Message>, InvocationError> {
-    sqs_lambda::messages(&event.to_string())
+    sqs_lambda::messages(&event.to_string(), &SourceSettings::default())
 }
 
 fn record(change: impl FnOnce(&mut Value)) -> Value {
@@ -126,6 +127,7 @@ fn the_answer_names_every_message_that_was_not_acked() {
             key: None,
             attempt: None,
             outcome,
+            dead_lettered: false,
         })
         .collect();
     assert_eq!(

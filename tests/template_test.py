@@ -40,6 +40,8 @@ ENVIRONMENT = {
     "VISIBILITY_TIMEOUT_SECONDS": "VisibilityTimeoutSeconds",
     "MAX_RECEIVE_COUNT": "MaxReceiveCount",
     "RETENTION_BUFFER_SECONDS": "RetentionBufferSeconds",
+    "BODY": "Body",
+    "IGNORE_MESSAGES": "IgnoreMessages",
     "IDEMPOTENCY_KEY": "IdempotencyKey",
     "IDEMPOTENCY_SCOPE": "IdempotencyScope",
     "IDEMPOTENCY_FINGERPRINT": "IdempotencyFingerprint",
@@ -49,6 +51,10 @@ ENVIRONMENT = {
     "EFFECT_RECOVERY": "EffectRecovery",
     "MAX_CONCURRENCY": "MaxConcurrency",
     "STORE_OUTAGE": "StoreOutage",
+    "QUEUE_URL": "Queue",
+    "DEAD_LETTER_QUEUE_URL": "DeadLetterQueue",
+    "RETRY_BACK_OFF": "RetryBackOff",
+    "RETRY_BACK_OFF_BASE_SECONDS": "RetryBackOffBaseSeconds",
 }
 
 # What the function and its event source mapping do, and on what.
@@ -57,6 +63,12 @@ PERMISSIONS = {
     "Table": {"dynamodb:GetItem", "dynamodb:PutItem", "dynamodb:UpdateItem", "dynamodb:DeleteItem"},
     "Queue": {"sqs:ReceiveMessage", "sqs:DeleteMessage", "sqs:GetQueueAttributes"},
     "LogGroup": {"logs:CreateLogStream", "logs:PutLogEvents"},
+}
+
+# What it may do besides, under a condition.
+CONDITIONAL_PERMISSIONS = {
+    "SendsDeadLetters": {"DeadLetterQueue": {"sqs:SendMessage"}},
+    "BacksOff": {"Queue": {"sqs:ChangeMessageVisibility"}},
 }
 
 # cfn-lint findings that are meant to stay: id and reason. None so far.
@@ -217,6 +229,7 @@ def check_queues(template):
         equal(properties.get("FifoThroughputLimit"), "perMessageGroupId", f"throughput of {name}")
         assert properties.get("SqsManagedSseEnabled") is True, f"{name} is not encrypted"
     equal(letters["MessageRetentionPeriod"], FOURTEEN_DAYS, "time to mend what is in the dead-letter queue")
+    equal(letters["MaximumMessageSize"], 1024 * 1024, "room for a message and the reason")
 
 
 def check_table(template):
@@ -258,6 +271,8 @@ def check_environment(template):
         # The scope is {"Fn::If": [it is given, it, otherwise]}.
         value = value["Fn::If"][1] if "Fn::If" in value else value
         equal(value, ref(ENVIRONMENT[name]), name)
+    switched = {"Fn::If": ["SendsDeadLetters", ref("DeadLetterQueue"), ""]}
+    equal(variables["DEAD_LETTER_QUEUE_URL"], switched, "dead-letter queue that the function is told")
     # A generated name changes with the function, and with it every record's id.
     assert "Function" not in json.dumps(variables["IDEMPOTENCY_SCOPE"]), "the scope follows the function's name"
 
@@ -267,15 +282,34 @@ def check_role(template):
     equal(template.properties("Function")["Role"], arn("FunctionRole"), "role of the function")
     assert not role.get("ManagedPolicyArns"), "a managed policy grants more than is used"
     statements = [s for policy in role["Policies"] for s in policy["PolicyDocument"]["Statement"]]
-    granted = {}
+    granted, conditional = {}, {}
     for statement in statements:
+        permissions = granted
+        if "Fn::If" in statement:
+            condition, statement, otherwise = statement["Fn::If"]
+            equal(otherwise, ref("AWS::NoValue"), f"what is granted without {condition}")
+            permissions = conditional.setdefault(condition, {})
         equal(statement["Effect"], "Allow", f"effect of {statement.get('Sid')}")
         resource = statement["Resource"]
         assert isinstance(resource, dict) and set(resource) == {"Fn::GetAtt"}, f"{resource!r} is not one resource's ARN"
-        granted.setdefault(resource["Fn::GetAtt"][0], set()).update(statement["Action"])
+        permissions.setdefault(resource["Fn::GetAtt"][0], set()).update(statement["Action"])
     equal(granted, PERMISSIONS, "permissions")
+    equal(conditional, CONDITIONAL_PERMISSIONS, "permissions under a condition")
     [trust] = role["AssumeRolePolicyDocument"]["Statement"]
     equal(trust["Principal"], {"Service": "lambda.amazonaws.com"}, "who may take the role")
+
+
+def check_switches(template):
+    """What the function does by itself, and the permissions that go with it."""
+    conditions = template.expanded["Conditions"]
+    equal(conditions["SendsDeadLetters"], {"Fn::Equals": [ref("SendDeadLettersAtOnce"), "true"]}, "when letters are sent")
+    equal(conditions["BacksOff"], {"Fn::Equals": [ref("RetryBackOff"), "on"]}, "when visibility is changed")
+    equal(template.default("SendDeadLettersAtOnce"), "true", "dead letters at once, by default")
+    # Faster receives are used up sooner: whoever wants them raises MaxReceiveCount too.
+    equal(template.default("RetryBackOff"), "off", "back-off, by default")
+    shortest = min(int(value) for value in template.allowed("VisibilityTimeoutSeconds"))
+    bases = [int(value) for value in template.allowed("RetryBackOffBaseSeconds")]
+    assert 1 <= min(bases) and max(bases) <= shortest, "a first wait that some visibility timeout does not allow"
 
 
 def check_alarms(template):
@@ -394,6 +428,15 @@ BROKEN = [
         put("FunctionRole/Properties/ManagedPolicyArns", ["arn:aws:iam::aws:policy/AmazonSQSFullAccess"]),
     ),
     ("a permission too many", check_role, allow("dynamodb:Scan", arn("Table"))),
+    ("dead letters that may always be sent", check_role, allow("sqs:SendMessage", arn("DeadLetterQueue"))),
+    (
+        "a dead-letter queue without the permission",
+        check_environment,
+        put(f"{FUNCTION}/Environment/Variables/DEAD_LETTER_QUEUE_URL", ref("DeadLetterQueue")),
+    ),
+    ("a first wait above a visibility timeout", check_switches, put("/Parameters/RetryBackOffBaseSeconds/AllowedValues", [30])),
+    ("back-off for everyone", check_switches, put("/Parameters/RetryBackOff/Default", "on")),
+    ("letters too small for their messages", check_queues, put("DeadLetterQueue/Properties/MaximumMessageSize", 262144)),
     ("a permission on everything", check_role, allow("dynamodb:GetItem", "*")),
     ("an alarm that sounds without data", check_alarms, put("DeadLetterAlarm/Properties/TreatMissingData", "breaching")),
     ("no alarm on errors", check_alarms, put("ErrorsAlarm", None)),

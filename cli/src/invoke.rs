@@ -11,6 +11,9 @@ use idempotent_consumer::effect::Recovery;
 use idempotent_consumer::error::ErrorChain;
 use idempotent_consumer::fingerprint::Coverage;
 use idempotent_consumer::key::{KeyExpression, Scope};
+use idempotent_consumer::source::SourceSettings;
+use idempotent_consumer::source::envelope::BodyFormat;
+use idempotent_consumer::source::noise::IgnoreList;
 use idempotent_consumer::source::sqs_lambda::{self, InvocationError};
 use idempotent_consumer::store::dynamodb::DynamoDbStore;
 use idempotent_consumer::time::{Clock, Retention, RetentionError, SystemClock};
@@ -35,7 +38,7 @@ const RETENTION_BUFFER_SECONDS: u64 = 86_400;
 #[derive(Debug, clap::Args)]
 #[command(after_help = crate::EXIT_CODES, after_long_help = format!("{}\n\n{}", effect::HELP, crate::EXIT_CODES))]
 pub(crate) struct Args {
-    /// The event as Lambda delivers it: `{"Records": [{"messageId": ..., "body": ...}]}`.
+    /// The event as Lambda delivers it: `{"Records": [{"messageId": ..., "eventSource": "aws:sqs", "body": ...}]}`.
     event: PathBuf,
     /// The file that remembers.
     ///
@@ -46,6 +49,12 @@ pub(crate) struct Args {
     /// Forget everything first: delete that file.
     #[arg(long)]
     forget: bool,
+    /// What a body is: `raw` (the message itself), `sns` or `eventbridge` (an envelope around it), or `auto`.
+    #[arg(long, value_name = "FORMAT", default_value_t)]
+    body: BodyFormat,
+    /// Acknowledge known noise: names with commas between them, such as `s3:TestEvent`.
+    #[arg(long, value_name = "NAMES", default_value_t, hide_default_value = true)]
+    ignore: IgnoreList,
     /// Which part of a message is its key.
     #[arg(long, value_name = "EXPRESSION", default_value_t)]
     key: KeyExpression,
@@ -121,8 +130,11 @@ impl Failure {
 /// Runs the event and prints what became of it.
 pub(crate) async fn run(args: &Args) -> Result<ExitCode, Failure> {
     let event = read(&args.event)?;
+    let mut source = SourceSettings::default();
+    source.body = args.body;
+    source.ignore = args.ignore.clone();
     // Before the store is touched: a wrong file must not make it forget.
-    sqs_lambda::messages(event.get()).map_err(|error| Failure::of_invocation(args, error))?;
+    sqs_lambda::messages(event.get(), &source).map_err(|error| Failure::of_invocation(args, error))?;
 
     let embedded = Embedded::open(&args.store, args.forget).await?;
     let batch = batch(args, &embedded).await?;
@@ -130,7 +142,7 @@ pub(crate) async fn run(args: &Args) -> Result<ExitCode, Failure> {
     let mut context = Context::default();
     "invoke".clone_into(&mut context.request_id);
     context.deadline = SystemClock.now().plus(timeout).get();
-    let reports = sqs_lambda::process(&batch, event.get(), &context)
+    let reports = sqs_lambda::process(&batch, &source, None, event.get(), &context)
         .await
         .map_err(|error| Failure::of_invocation(args, error))?;
 

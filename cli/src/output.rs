@@ -16,7 +16,7 @@ use crate::effect::Application;
 
 const HEADER: [&str; 6] = ["message", "group", "key", "attempt", "outcome", "result or reason"];
 /// Wider cells are cut. The last column ends the line, so it may be long.
-const WIDTHS: [usize; 6] = [12, 20, 32, 7, 12, 160];
+const WIDTHS: [usize; 6] = [12, 20, 32, 7, 12, 400];
 /// More keys than these are counted, not listed.
 const MAX_KEYS: usize = 20;
 
@@ -51,7 +51,7 @@ impl Invocation<'_> {
                     "key": report.key.as_ref().map(Key::value),
                     "attempt": report.attempt,
                     "outcome": report.outcome.name(),
-                    "disposition": match report.outcome.disposition() {
+                    "disposition": match report.disposition() {
                         Disposition::Ack => "ack",
                         Disposition::Retry => "retry",
                         Disposition::DeadLetter => "dead-letter",
@@ -102,13 +102,14 @@ impl Invocation<'_> {
         if failed > 0 {
             return format!(
                 "{failed} of {all} messages are reported failed: the queue delivers them again, until it has done so \
-                 maxReceiveCount times and moves them to its dead-letter queue. --forget starts over."
+                 maxReceiveCount times and moves them to its dead-letter queue. `invoke --forget` starts over."
             );
         }
         if self.reports.iter().all(|report| matches!(report.outcome, Outcome::Replayed { .. })) {
-            return "Every message was answered from the store, and no effect ran. --forget starts over.".to_owned();
+            return "Every message was answered from the store, and no effect ran. `invoke --forget` starts over."
+                .to_owned();
         }
-        "Run it again: every message is replayed and no effect runs. --forget starts over.".to_owned()
+        "Run it again: every message is replayed and no effect runs. `invoke --forget` starts over.".to_owned()
     }
 }
 

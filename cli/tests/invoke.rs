@@ -162,6 +162,18 @@ fn every_event_gives_what_expected_json_says() {
 }
 
 #[test]
+fn envelopes_and_noise_are_read_as_told() {
+    let place = Place::new();
+    let event = |name: &str| Path::new(EVENTS).join(name).to_str().unwrap().to_owned();
+    let wrapped = place.json(&[event("sns-wrapped-and-raw.json").as_str(), "--body", "auto"]);
+    assert_eq!(outcomes(&wrapped), ["executed", "executed"]);
+    let strict = place.json(&[event("sns-wrapped-and-raw.json").as_str(), "--body", "sns"]);
+    assert_eq!(outcomes(&strict), ["replayed", "rejected"]);
+    let noise = place.json(&[event("s3-test-event.json").as_str(), "--ignore", "s3:TestEvent"]);
+    assert_eq!(outcomes(&noise), ["ignored", "executed"]);
+}
+
+#[test]
 fn a_message_can_make_the_effect_fail_and_recovery_does_as_told() {
     let words = ["not-applied", "permanent", "unknown", "panic", "hang", "no-such-word"];
     let bodies = words.map(|word| json!({ "orderId": word, "amount": 5, "fail": word }));

@@ -114,6 +114,10 @@ impl<E: Effect> Consume for Consumer<E> {
         self.effect.time_limit().unwrap_or_default().saturating_add(self.settings.answer_reserve)
     }
 
+    fn key_attributes(&self) -> Vec<&str> {
+        self.settings.key.attributes().collect()
+    }
+
     fn claims_ahead(&self) -> bool {
         // A claim taken ahead by a consumer that dies looks like an attempt without an
         // outcome. Rerun and verify shrug that off; park would trouble a person with it.
@@ -264,7 +268,9 @@ impl<E: Effect> Consume for Consumer<E> {
     }
 
     fn unprotected(&self) -> Option<Held> {
-        (self.settings.store_outage == StoreOutage::Process).then_some(Held { claim: None, taken_over: false })
+        // A natural effect never asks the store, so it can't find it away.
+        (self.settings.store_outage == StoreOutage::Process && !self.effect.is_natural())
+            .then_some(Held { claim: None, taken_over: false })
     }
 
     fn attempt(held: &Held) -> Option<u64> {

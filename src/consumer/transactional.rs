@@ -127,6 +127,10 @@ impl<E: TransactionalEffect> Consume for TransactionalConsumer<E> {
         self.settings.answer_reserve
     }
 
+    fn key_attributes(&self) -> Vec<&str> {
+        self.settings.key.attributes().collect()
+    }
+
     fn claims_ahead(&self) -> bool {
         false
     }

@@ -1,7 +1,8 @@
 //! The HTTP effect (feature `http`): POSTs each message to a URL, once.
 //!
-//! The message's body is sent byte for byte, with three headers that no message can change
-//! or add to:
+//! The message's [body](Message::body) is sent byte for byte (of an SNS or EventBridge
+//! envelope that the source has opened, what is inside), with three headers that no message
+//! can change or add to:
 //!
 //! | header | value |
 //! | --- | --- |

@@ -18,6 +18,8 @@ use crate::consumer::Consume;
 use crate::error::ErrorChain;
 use crate::message::Message;
 use crate::outcome::{Disposition, Report};
+use crate::source::SourceSettings;
+use crate::source::back_off::BackOff;
 use crate::time::{Clock, Deadline, EpochMillis};
 
 /// An invocation failed as a whole. Lambda keeps every message in its queue.
@@ -56,9 +58,12 @@ impl From<InvocationError> for Diagnostic {
 /// Handles one invocation.
 pub async fn handle<C: Consume>(
     batch: &Batch<C>,
+    settings: &SourceSettings,
+    back_off: Option<&BackOff>,
     event: LambdaEvent<Box<RawValue>>,
 ) -> Result<SqsBatchResponse, InvocationError> {
-    let reports = process(batch, event.payload.get(), &event.context).await.inspect_err(|error| {
+    let work = process(batch, settings, back_off, event.payload.get(), &event.context);
+    let reports = work.await.inspect_err(|error| {
         tracing::error!(
             request_id = event.context.request_id,
             error = %ErrorChain(error),
@@ -71,12 +76,19 @@ pub async fn handle<C: Consume>(
 /// Processes the messages of an SQS event, given as JSON, to be over by the invocation's deadline.
 pub async fn process<C: Consume>(
     batch: &Batch<C>,
+    settings: &SourceSettings,
+    back_off: Option<&BackOff>,
     payload: &str,
     context: &Context,
 ) -> Result<Vec<Report>, InvocationError> {
-    let messages = messages(payload)?;
-    let deadline = deadline(context.deadline, batch.consumer().clock());
-    Ok(batch.process(&messages, deadline).await?)
+    let messages = messages(payload, settings)?;
+    let clock = batch.consumer().clock();
+    let deadline = deadline(context.deadline, clock);
+    let reports = batch.process(&messages, deadline).await?;
+    if let Some(back_off) = back_off {
+        back_off.apply(&messages, &reports, clock.now(), deadline).await;
+    }
+    Ok(reports)
 }
 
 /// The longest that a function may run.
@@ -94,9 +106,10 @@ fn deadline(millis: u64, clock: &dyn Clock) -> Deadline {
 }
 
 /// The messages of an SQS event, given as JSON.
-pub fn messages(payload: &str) -> Result<Vec<Message>, InvocationError> {
+pub fn messages(payload: &str, settings: &SourceSettings) -> Result<Vec<Message>, InvocationError> {
     let event: SqsEvent = serde_json::from_str(payload).map_err(|_| InvocationError::NotSqs(what_is_wrong(payload)))?;
-    event.records.into_iter().enumerate().map(|(position, record)| message(position, record)).collect()
+    let messages = event.records.into_iter().enumerate().map(|(position, record)| message(position, record));
+    messages.map(|message| Ok(settings.read(message?))).collect()
 }
 
 /// Why a payload can't be read as an SQS event. Serde would say so too, and quote values
@@ -138,6 +151,7 @@ fn message(position: usize, mut record: SqsMessage) -> Result<Message, Invocatio
     message.first_received_at =
         system("ApproximateFirstReceiveTimestamp").and_then(|millis| millis.parse().ok()).map(EpochMillis::new);
     message.source = record.event_source_arn;
+    message.receipt = record.receipt_handle;
     message.attributes = record
         .message_attributes
         .into_iter()
@@ -148,15 +162,16 @@ fn message(position: usize, mut record: SqsMessage) -> Result<Message, Invocatio
 
 /// The answer: every message that is not acked, by its id.
 ///
-/// Without a dead-letter queue of its own the function reports what a person must look at
-/// as failed too, and the queue's redrive policy moves it.
+/// What a person must look at is acked once it has reached the dead-letter queue. Without a
+/// [`DeadLetterQueue`](crate::dead_letter::DeadLetterQueue) it is reported as failed, and the
+/// queue's redrive policy moves it.
 #[must_use]
 pub fn response(reports: &[Report]) -> SqsBatchResponse {
     let mut response = SqsBatchResponse::default();
     response.set_failures(
         reports
             .iter()
-            .filter(|report| report.outcome.disposition() != Disposition::Ack)
+            .filter(|report| report.disposition() != Disposition::Ack)
             .map(|report| report.message_id.clone()),
     );
     response

@@ -40,14 +40,19 @@ pub fn client(url: &str) -> Client {
 }
 
 pub async fn create_table(client: &Client) {
+    create_table_with_key(client, TABLE, "id").await;
+}
+
+/// A table with that string for a partition key.
+pub async fn create_table_with_key(client: &Client, table: &str, key: &str) {
+    let attribute =
+        AttributeDefinition::builder().attribute_name(key).attribute_type(ScalarAttributeType::S).build().unwrap();
     client
         .create_table()
-        .table_name(TABLE)
+        .table_name(table)
         .billing_mode(BillingMode::PayPerRequest)
-        .attribute_definitions(
-            AttributeDefinition::builder().attribute_name("id").attribute_type(ScalarAttributeType::S).build().unwrap(),
-        )
-        .key_schema(KeySchemaElement::builder().attribute_name("id").key_type(KeyType::Hash).build().unwrap())
+        .attribute_definitions(attribute)
+        .key_schema(KeySchemaElement::builder().attribute_name(key).key_type(KeyType::Hash).build().unwrap())
         .send()
         .await
         .unwrap();

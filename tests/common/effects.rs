@@ -31,6 +31,7 @@ type Verified = Result<Verification<Value>, EffectError>;
 /// An effect that does what the test says.
 pub struct Scripted {
     recovery: Recovery,
+    natural: bool,
     apply: Box<dyn Fn(Seen) -> BoxFuture<'static, Applied> + Send + Sync>,
     verify: Box<dyn Fn(Seen) -> Verified + Send + Sync>,
     pub applied: Arc<Mutex<Vec<Seen>>>,
@@ -48,6 +49,7 @@ impl Scripted {
     pub fn new(recovery: Recovery) -> Self {
         Self {
             recovery,
+            natural: false,
             apply: Box::new(|seen| {
                 Box::pin(std::future::ready(Ok(json!(format!("{} by attempt {}", seen.key, seen.attempt)))))
             }),
@@ -55,6 +57,12 @@ impl Scripted {
             applied: Arc::default(),
             verified: Arc::default(),
         }
+    }
+
+    /// Only sets something.
+    pub fn natural(mut self) -> Self {
+        self.natural = true;
+        self
     }
 
     /// Applying ends so.
@@ -85,6 +93,10 @@ impl Effect for Scripted {
 
     fn recovery(&self) -> Recovery {
         self.recovery
+    }
+
+    fn is_natural(&self) -> bool {
+        self.natural
     }
 
     async fn apply(&self, _: &Value, attempt: &Attempt<'_>) -> Applied {

@@ -42,6 +42,10 @@ impl Record {
         self
     }
 
+    pub fn group(&self) -> Option<&str> {
+        self.group.as_deref()
+    }
+
     /// The message's `count`-th delivery.
     pub fn received(mut self, count: u32) -> Self {
         self.receive_count = count;

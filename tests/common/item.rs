@@ -21,6 +21,16 @@ impl Item {
         answer.unwrap().item.map(Self)
     }
 
+    /// All items of the table.
+    pub async fn all(dynamo: &Dynamo) -> Vec<Self> {
+        let mut pages = dynamo.client.scan().table_name(TABLE).into_paginator().items().send();
+        let mut items = Vec::new();
+        while let Some(item) = pages.next().await {
+            items.push(Self(item.unwrap()));
+        }
+        items
+    }
+
     /// The number of items in the table.
     pub async fn count(dynamo: &Dynamo) -> usize {
         dynamo.client.scan().table_name(TABLE).send().await.unwrap().items().len()
@@ -42,6 +52,11 @@ impl Item {
             Some(AttributeValue::N(number)) => number.parse().unwrap(),
             other => panic!("{name} is {other:?} in {self:?}"),
         }
+    }
+
+    /// The key, without its scope.
+    pub fn key(&self) -> String {
+        self.text("id").split_once('#').unwrap().1.to_owned()
     }
 
     pub fn status(&self) -> &str {

@@ -4,11 +4,13 @@
 pub mod dynamo;
 pub mod dynamo_proxy;
 pub mod effects;
+pub mod emulator;
 pub mod events;
 pub mod faulty_store;
 pub mod item;
 pub mod process;
 pub mod runtime_api;
 pub mod sink;
+pub mod sqs;
 pub mod wait;
 pub mod wire;

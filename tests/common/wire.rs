@@ -85,6 +85,14 @@ impl Connection {
         let _ = self.stream.write_all(bytes).await;
     }
 
+    /// Sends, and says that there is no more. Not a reset, which would take back what the
+    /// other side has not read yet.
+    pub async fn write_and_close(&mut self, bytes: &[u8]) {
+        self.write(bytes).await;
+        let _ = self.stream.shutdown().await;
+        self.closed().await;
+    }
+
     pub async fn answer(&mut self, status: u16, body: &str) {
         let length = body.len();
         let head = format!("HTTP/1.1 {status} -\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n");

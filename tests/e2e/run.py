@@ -3,10 +3,13 @@
 
     .tools/venv/bin/python tests/e2e/run.py --binary target/debug/consumer
 
-Starts ministack and a target for the effect, deploys template.yaml twice and sends messages:
+Starts ministack and a target for the effect, deploys template.yaml four times and sends messages:
 
 * "many": 300 messages in 20 groups, a quarter of them duplicates, a few first calls fail;
-* "poison": one order that always fails, in the middle of a group.
+* "poison": one order that always fails, in the middle of a group, left to the queue's redrive;
+* "letters": one message rejected, one refused and one parked, each sent to the dead-letter queue at
+  once; the refused one is mended and put back;
+* "back-off": an order that fails twice, retried after the waits that are set.
 
 With --endpoint (a running LocalStack or ministack) no emulator is started. There the function
 may live in a container: --sink-host names this machine as the container sees it.
@@ -52,6 +55,11 @@ PARAMETERS = {
     "EffectRecovery": "rerun",
 }
 
+# The first wait is between 3 and 5 s, the second between 5 and 10: not the visibility timeout.
+BASE = 5
+# What an emulator and a cold start of a debug build may take besides.
+SLACK = 6
+
 MESSAGES, GROUPS, DUPLICATES, BUSY = 300, 20, 75, 8
 
 
@@ -88,9 +96,9 @@ def wait(what, condition, seconds, every=0.2):
 class Stack:
     """One deployment and what can be seen of it."""
 
-    def __init__(self, name, binary, url):
+    def __init__(self, name, binary, url, **parameters):
         self.name = name
-        self.outputs = deploy.deploy(binary, {**PARAMETERS, "EffectUrl": url}, stack=name)
+        self.outputs = deploy.deploy(binary, {**PARAMETERS, **parameters, "EffectUrl": url}, stack=name)
         self.sqs, self.table = deploy.client("sqs"), deploy.client("dynamodb")
 
     def send(self, messages):
@@ -111,6 +119,15 @@ class Stack:
             if answer.get("Failed"):
                 raise RuntimeError(f"{self.name}: the queue refused messages: {answer['Failed']}")
 
+    def send_text(self, group, deduplication, text, attributes=None):
+        self.sqs.send_message(
+            QueueUrl=self.outputs["QueueUrl"],
+            MessageBody=text,
+            MessageGroupId=group,
+            MessageDeduplicationId=deduplication,
+            MessageAttributes=attributes or {},
+        )
+
     def depth(self, queue="QueueUrl"):
         names = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
         answer = self.sqs.get_queue_attributes(QueueUrl=self.outputs[queue], AttributeNames=names)
@@ -121,6 +138,25 @@ class Stack:
             QueueUrl=self.outputs["DeadLetterQueueUrl"], MaxNumberOfMessages=10, VisibilityTimeout=0
         )
         return sorted(json.loads(message["Body"])["orderId"] for message in answer.get("Messages", []))
+
+    def letters(self, visibility=0):
+        """The messages of the dead-letter queue, with all their attributes."""
+        answer = self.sqs.receive_message(
+            QueueUrl=self.outputs["DeadLetterQueueUrl"],
+            MaxNumberOfMessages=10,
+            VisibilityTimeout=visibility,
+            AttributeNames=["All"],
+            MessageAttributeNames=["All"],
+        )
+        return answer.get("Messages", [])
+
+    def put_back(self, letter, deduplication):
+        """What a redrive does: the same body, group and attributes, under a new message id."""
+        self.send_text(letter["Attributes"]["MessageGroupId"], deduplication, letter["Body"], letter["MessageAttributes"])
+
+    def delete_letter(self, letter):
+        url = self.outputs["DeadLetterQueueUrl"]
+        self.sqs.delete_message(QueueUrl=url, ReceiptHandle=letter["ReceiptHandle"])
 
     def records(self):
         pages = self.table.get_paginator("scan").paginate(TableName=self.outputs["TableName"], ConsistentRead=True)
@@ -164,6 +200,84 @@ def many(seed):
 def poison():
     bodies = [{"orderId": f"poison-{seq}", "group": "poison", "seq": seq, "amount": seq} for seq in range(5)]
     return bodies, bodies[2]["orderId"]
+
+
+def letter_bodies():
+    """A group in which the second, third and fourth message come to nothing: as texts, in order."""
+    return [
+        '{"orderId": "letters-0", "group": "letters", "seq": 0}',
+        '{"group": "letters",\t"seq": 1, "note": "no key, \u00e4 \u4e16 \U0001f600" }\n',
+        '{ "orderId":"letters-2" , "group": "letters", "seq":2, "amount": 1990.0}',
+        '{"orderId": "letters-3", "group": "letters", "seq": 3}',
+        '{"orderId": "letters-4", "group": "letters", "seq": 4}',
+    ]
+
+
+def slow_group():
+    return [{"orderId": f"slow-{seq}", "group": "slow", "seq": seq} for seq in range(3)]
+
+
+def attribute(letter, name):
+    return letter["MessageAttributes"].get(name, {}).get("StringValue")
+
+
+def check_letters(checks, stack, sink, sent):
+    """What was given up: at once, once, whole, and not in the way of its group."""
+    bodies = letter_bodies()
+    wait("three dead letters and an empty queue", lambda: stack.depth("DeadLetterQueueUrl") >= 3 and stack.depth() == 0, 60)
+    letters = stack.letters()
+    checks.equal("letters: bodies arrived byte for byte, in order", [letter["Body"] for letter in letters], bodies[1:4])
+    if len(letters) != 3:
+        return
+    kinds = [(attribute(letter, "dead-letter-reason") or "").partition(":")[0] for letter in letters]
+    checks.equal("letters: each says why", kinds, ["rejected", "permanent", "parked"])
+    names = {"dead-letter-reason", "original-message-id", "original-deduplication-id", "original-source-arn", "first-received-at"}
+    expected = [names, names | {"idempotency-key", "idempotency-attempt"}, names | {"idempotency-key", "idempotency-attempt"}]
+    checks.equal("letters: each with its facts", [set(letter["MessageAttributes"]) for letter in letters], expected)
+    keys = [attribute(letter, "idempotency-key") for letter in letters]
+    checks.equal("letters: each with its key", keys, [None, f"{stack.name}#letters-2", f"{stack.name}#letters-3"])
+    checks.equal("letters: each from the queue", {attribute(x, "original-source-arn") for x in letters}, {stack.outputs["QueueArn"]})
+    checks.equal("letters: in the same group", {x["Attributes"]["MessageGroupId"] for x in letters}, {"letters"})
+    deduplication = {letter["Attributes"]["MessageDeduplicationId"] for letter in letters}
+    checks.that("letters: fresh deduplication ids", None if len(deduplication - {"letters-1", "letters-2", "letters-3"}) == 3 else deduplication)
+    after = [int(letter["Attributes"]["SentTimestamp"]) / 1000 - sent for letter in letters]
+    # The parked one needs a second receive, after a wait of a second.
+    limits = [SLACK, SLACK, SLACK + 2]
+    late = [f"{seconds:.1f} s" for seconds, limit in zip(after, limits) if seconds > limit]
+    checks.that(f"letters: within seconds, not {VISIBILITY} s x {RECEIVES} receives", late)
+    effects = [key for key, body in sink.effects() if body.get("group") == "letters"]
+    checks.equal("letters: their group went on, in order", effects, ["letters-0", "letters-4"])
+    print("      letters: " + ", ".join(f"{kind} after {seconds:.1f} s" for kind, seconds in zip(kinds, after)))
+
+    # Mended, the refused one goes back as it is, and a copy after it.
+    sink.mend("letters-2")
+    for copy in ("put-back", "put-back-again"):
+        stack.put_back(letters[1], copy)
+    wait("what was put back to be done", lambda: stack.depth() == 0, 60)
+    statuses = [status for _, status in sink.calls_of("letters-2")]
+    checks.equal("letters: after a mend the message runs once, under the key it had", statuses, [422, 200])
+    record = stack.records().get(f"{stack.name}#letters-2", {})
+    checks.equal("letters: and its record is completed", record.get("status"), "COMPLETED")
+    checks.equal("letters: nothing was given up twice", stack.depth("DeadLetterQueueUrl"), 3)
+
+
+def check_back_off(checks, stack, sink):
+    """The waits that the sink sees between calls are those that were set."""
+    wait("the queue of back-off to drain", lambda: stack.depth() == 0, 60)
+    calls = sink.calls_of("slow-1")
+    checks.equal("back-off: failed twice, then done", [status for _, status in calls], [503, 503, 200])
+    waits = [later[0] - earlier[0] for earlier, later in zip(calls, calls[1:])]
+    limits = [(BASE / 2, BASE), (BASE, 2 * BASE)]
+    wrong = [
+        f"waited {seconds:.1f} s, not {low} to {high} s"
+        for seconds, (low, high) in zip(waits, limits)
+        if not low <= seconds <= high + SLACK
+    ]
+    checks.that(f"back-off: retried after the waits that were set, not after {VISIBILITY} s", wrong)
+    effects = [key for key, body in sink.effects() if body.get("group") == "slow"]
+    checks.equal("back-off: in order all the same", effects, [f"slow-{seq}" for seq in range(3)])
+    checks.equal("back-off: dead-letter queue empty", stack.depth("DeadLetterQueueUrl"), 0)
+    print("      back-off: " + ", ".join(f"retried after {seconds:.1f} s" for seconds in waits))
 
 
 def check_effects(checks, label, orders, effects):
@@ -222,7 +336,8 @@ def run(arguments, checks):
     orders, messages, busy = many(arguments.seed)
     poisoned, refused = poison()
     mates = [body for body in poisoned if body["orderId"] != refused]
-    sink = Sink(arguments.sink_host, busy=busy, refused=[refused])
+    failing = {**dict.fromkeys(busy, 1), "letters-3": 1, "slow-1": 2}
+    sink = Sink(arguments.sink_host, busy=failing, refused=[refused, "letters-2"])
     scratch = tempfile.TemporaryDirectory(prefix="e2e-")
     emulator = None
     stacks = []
@@ -235,21 +350,35 @@ def run(arguments, checks):
         binary = small_copy(arguments.binary, scratch.name)
         if emulator:
             checks.that("rules: a visibility timeout below six times is refused", refuses_short_visibility(binary, sink.url))
-        stacks += [Stack("e2e-poison", binary, sink.url), Stack("e2e-many", binary, sink.url)]
-        poison_stack, many_stack = stacks
+        at_once = {"SendDeadLettersAtOnce": "true", "RetryBackOff": "on"}
+        stacks += [
+            Stack("e2e-poison", binary, sink.url, SendDeadLettersAtOnce="false"),
+            Stack("e2e-many", binary, sink.url),
+            # An unknown outcome is parked at the next receive: let that come soon.
+            Stack("e2e-letters", binary, sink.url, **at_once, RetryBackOffBaseSeconds=1, EffectRecovery="park"),
+            Stack("e2e-back-off", binary, sink.url, **at_once, RetryBackOffBaseSeconds=BASE),
+        ]
+        poison_stack, many_stack, letters_stack, back_off_stack = stacks
         deployed = time.monotonic()
 
         # The poison order needs its redeliveries: let them pass while the many are at work.
         poison_stack.send([(body["orderId"], body) for body in poisoned])
+        back_off_stack.send([(body["orderId"], body) for body in slow_group()])
+        sent = time.time()
+        for seq, text in enumerate(letter_bodies()):
+            letters_stack.send_text("letters", f"letters-{seq}", text)
+        check_letters(checks, letters_stack, sink, sent)
+        check_back_off(checks, back_off_stack, sink)
         many_stack.send(messages)
+        deployed = time.monotonic()
 
         emptied = wait("the queue of many to drain", lambda: many_stack.depth() == 0, 90)
         drained = f"drained in {time.monotonic() - deployed:.1f} s" if emptied else "not drained"
-        effects = [(key, body) for key, body in sink.effects() if body.get("group") != "poison"]
+        effects = [(key, body) for key, body in sink.effects() if body.get("group", "").startswith("group-")]
         check_effects(checks, "many", orders, effects)
         checks.equal("many: queue drained", many_stack.depth(), 0)
         checks.equal("many: dead-letter queue empty", many_stack.depth("DeadLetterQueueUrl"), 0)
-        failed = sorted(key for key, status, _, _ in sink.calls if status == 503)
+        failed = sorted(key for key, status, _, _ in sink.calls if status == 503 and key in busy)
         checks.equal("many: each order that was to fail at first did so once", failed, sorted(busy))
         check_records(checks, "many", orders, many_stack)
 
@@ -301,7 +430,7 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     if not arguments.binary.is_file():
-        sys.exit(f"e2e: no binary at {arguments.binary}: cargo build --features http --bin consumer")
+        sys.exit(f"e2e: no binary at {arguments.binary}: cargo build --features http,sqs --bin consumer")
     OUTPUT.mkdir(parents=True, exist_ok=True)
     checks = Checks()
     try:

@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from collections import defaultdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -9,15 +10,18 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 class Sink:
     """Counts POSTs per `Idempotency-Key`.
 
-    The first call for a key in `busy` is answered 503, every call for one in `refused` 422,
-    all others 200. Only a call answered 200 has taken effect.
+    The first call for a key in `busy` is answered 503 (as many as it says, if it is a dict of
+    numbers), every call for one in `refused` 422 until it is mended, all others 200. Only a call
+    answered 200 has taken effect.
     """
 
     def __init__(self, host="127.0.0.1", busy=(), refused=()):
         # A function in a container comes in through another interface.
         interface = "127.0.0.1" if host == "127.0.0.1" else "0.0.0.0"
-        self.busy, self.refused = frozenset(busy), frozenset(refused)
+        self.busy = dict(busy) if isinstance(busy, dict) else dict.fromkeys(busy, 1)
+        self.refused = set(refused)
         self.calls = []  # (key, status, body, headers), as they arrive
+        self.times = []  # seconds since the epoch, one per call
         self._seen = defaultdict(int)
         self._lock = threading.Lock()
         self._server = ThreadingHTTPServer((interface, 0), self._handler())
@@ -35,12 +39,23 @@ class Sink:
             self._seen[key] += 1
             if key in self.refused:
                 status = 422
-            elif key in self.busy and self._seen[key] == 1:
+            elif self._seen[key] <= self.busy.get(key, 0):
                 status = 503
             else:
                 status = 200
             self.calls.append((key, status, body, headers))
+            self.times.append(time.time())
         return status
+
+    def mend(self, key):
+        """From now on the key is no longer refused."""
+        with self._lock:
+            self.refused.discard(key)
+
+    def calls_of(self, key):
+        """Time and status of each call for a key."""
+        with self._lock:
+            return [(at, call[1]) for call, at in zip(self.calls, self.times) if call[0] == key]
 
     def effects(self):
         """The calls that took effect, in order."""
