@@ -172,8 +172,8 @@ pub struct ClaimRequest {
     pub id: RecordId,
     /// Who will hold it: a token of this request's own.
     pub owner: Owner,
-    /// Until when.
-    pub lease: Lease,
+    /// Until when; `None` for as long as the record is kept: nobody ever takes it over.
+    pub lease: Option<Lease>,
     /// When the record is forgotten if nobody finishes it.
     pub expires: EpochSeconds,
     /// Fingerprint of the payload, if payloads are compared.
@@ -190,7 +190,7 @@ impl ClaimRequest {
     pub fn to_record(&self, attempt: u64) -> Record {
         Record {
             id: self.id.clone(),
-            state: State::InProgress { owner: Some(self.owner.clone()), lease: Some(self.lease) },
+            state: State::InProgress { owner: Some(self.owner.clone()), lease: self.lease },
             attempt,
             expires: self.expires,
             fingerprint: self.fingerprint.clone(),
@@ -215,8 +215,8 @@ pub struct Claim {
     pub owner: Owner,
     /// The how-manieth claim of the key this is, 1 for the first.
     pub attempt: u64,
-    /// Until when it holds.
-    pub lease: Lease,
+    /// Until when it holds; `None` for as long as the record is kept.
+    pub lease: Option<Lease>,
 }
 
 /// A key's final result, to be written by the holder of its claim.
@@ -318,7 +318,8 @@ pub fn take_over(current: Option<&Record>, seen: &Record, request: &ClaimRequest
     if current.owner() == Some(&request.owner) {
         return Some(current.clone());
     }
-    let unchanged = matches!(current.state, State::InProgress { .. })
+    // Without a lease there is nothing to lapse.
+    let unchanged = matches!(current.state, State::InProgress { lease: Some(_), .. })
         && current.state == seen.state
         && current.attempt == seen.attempt;
     unchanged.then(|| request.to_record(seen.attempt.saturating_add(1)))

@@ -99,7 +99,7 @@ fn request(id: &str) -> ClaimRequest {
     ClaimRequest {
         id: RecordId::new(id),
         owner: Owner::random(),
-        lease: Lease::until(START.plus(PATIENCE)),
+        lease: Some(Lease::until(START.plus(PATIENCE))),
         expires: START.plus(Duration::from_hours(1)).to_seconds(),
         fingerprint: Some("sha256:00".into()),
         message_id: "m-1".into(),

@@ -259,7 +259,7 @@ async fn a_claim_of_another_kind_of_effect_is_left_alone() {
     let request = idempotent_consumer::record::ClaimRequest {
         id: RecordId::new("test#A"),
         owner: Owner::random(),
-        lease: Lease::GIVEN_UP,
+        lease: Some(Lease::GIVEN_UP),
         expires: START.plus(Duration::from_hours(1)).to_seconds(),
         fingerprint: None,
         message_id: "m".into(),

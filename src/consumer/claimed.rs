@@ -68,7 +68,7 @@ impl<E: Effect> Consumer<E> {
         ClaimRequest {
             id: RecordId::new(key.id()),
             owner: Owner::random(),
-            lease,
+            lease: Some(lease),
             expires: self.settings.retention.expiry(now).max(held_until),
             fingerprint: prepared.fingerprint.clone(),
             message_id: message.id.clone(),

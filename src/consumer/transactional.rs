@@ -14,7 +14,7 @@ use crate::outcome::{Outcome, Unstarted};
 use crate::record::{ClaimRequest, Owner, Record, RecordId, State, StoredResult};
 use crate::store::dynamodb::{CommitOutcome, DynamoDbStore};
 use crate::store::{Store, StoreError, StoreErrorKind};
-use crate::time::{Clock, Deadline, Lease, SystemClock};
+use crate::time::{Clock, Deadline, SystemClock};
 
 /// Pauses between tries of a transaction that met another, doubling, each with up to as
 /// much again at random: two that met should not meet again.
@@ -60,7 +60,7 @@ impl<E: TransactionalEffect> TransactionalConsumer<E> {
         let request = ClaimRequest {
             id: RecordId::new(key.id()),
             owner: Owner::random(),
-            lease: Lease::GIVEN_UP,
+            lease: None,
             expires: self.settings.retention.expiry(now),
             fingerprint: prepared.fingerprint.clone(),
             message_id: message.id.clone(),

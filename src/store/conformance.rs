@@ -35,6 +35,7 @@ pub async fn run_all(store: &Arc<dyn Store>) {
     duplicate_in_flight(store).await;
     take_over_of_exactly_the_record_seen(store).await;
     take_over_of_a_changed_record_is_refused(store).await;
+    a_record_without_a_lease_is_never_taken_over(store).await;
     two_rivals_have_one_winner(store).await;
     only_the_holder_writes(store).await;
     release_forgets_a_first_claim_and_keeps_a_later_one(store).await;
@@ -113,6 +114,19 @@ pub async fn take_over_of_a_changed_record_is_refused(store: &Arc<dyn Store>) {
     applied(store.complete(&claim, &completion("3")).await);
     let record = lost(store.take_over(&seen, &rival_of(&first)).await);
     assert!(matches!(record.state, State::Completed { .. }), "a result is never taken over: {record:?}");
+}
+
+/// A claim without a lease holds for as long as its record is kept: it is refused to
+/// everybody, can't be taken over, and is free only when the record has expired.
+pub async fn a_record_without_a_lease_is_never_taken_over(store: &Arc<dyn Store>) {
+    let first = ClaimRequest { lease: None, ..request() };
+    let claim = won(store.claim(&first).await, 1);
+    let seen = lost(store.claim(&rival_of(&first)).await);
+    assert_eq!(seen.state, State::InProgress { owner: Some(first.owner.clone()), lease: None });
+    assert_eq!(lost(store.take_over(&seen, &rival_of(&first)).await), seen);
+    let later = ClaimRequest { now: seen.expires.to_millis().plus(Duration::from_secs(1)), ..rival_of(&first) };
+    won(store.claim(&later).await, 1);
+    fenced(store.complete(&claim, &completion("1")).await);
 }
 
 /// Of many who claim, and of many who take over at the same time, one wins each.
@@ -315,7 +329,7 @@ fn request() -> ClaimRequest {
     ClaimRequest {
         id: RecordId::new(format!("conformance#{}", key.as_str())),
         owner: Owner::random(),
-        lease: Lease::until(NOW.plus(LEASE)),
+        lease: Some(Lease::until(NOW.plus(LEASE))),
         expires: retention().expiry(NOW),
         fingerprint: Some("sha256:00ff".to_owned()),
         message_id: format!("message-{}", key.as_str()),
