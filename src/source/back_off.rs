@@ -36,8 +36,8 @@ use uuid::Uuid;
 use crate::error::{BoxError, ErrorChain};
 use crate::message::Message;
 use crate::outcome::{Disposition, Outcome, Report};
-use crate::store::BoxFuture;
 use crate::time::{Deadline, EpochMillis, Retention};
+use futures_util::future::BoxFuture;
 
 /// SQS's limit: 12 hours.
 pub const MAX_VISIBILITY: Duration = Duration::from_hours(12);

@@ -6,7 +6,7 @@ use aws_sdk_sqs::types::ChangeMessageVisibilityBatchRequestEntry as Entry;
 
 use super::{Change, Refusal, Visibility, VisibilityError};
 use crate::config::QueueUrl;
-use crate::store::BoxFuture;
+use futures_util::future::BoxFuture;
 
 /// A queue on SQS.
 #[derive(Debug, Clone)]
