@@ -34,6 +34,8 @@
 //! 6. Bad input costs one message, never the batch, and leaves a reason.
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
 
+#[cfg(any(feature = "dynamodb", feature = "sqs"))]
+mod aws;
 pub mod batch;
 pub mod config;
 pub mod consumer;

@@ -26,13 +26,7 @@ mod item;
 mod result;
 mod transaction;
 
-use std::time::Duration;
-
 pub use self::transaction::{CommitOutcome, Refusal, WriteRefusal};
-use aws_config::BehaviorVersion;
-use aws_config::environment::EnvironmentVariableCredentialsProvider;
-use aws_config::retry::RetryConfig;
-use aws_config::timeout::TimeoutConfig;
 use aws_sdk_dynamodb::Client;
 use aws_sdk_dynamodb::config::StalledStreamProtectionConfig;
 use aws_sdk_dynamodb::error::{ProvideErrorMetadata, SdkError};
@@ -46,15 +40,9 @@ use aws_sdk_dynamodb::types::ReturnValuesOnConditionCheckFailure::AllOld;
 
 use self::item::{name, number, status, string};
 use super::{BoxFuture, ClaimOutcome, FencedOutcome, Store, StoreError, StoreErrorKind};
+use crate::aws;
 use crate::record::{self, Claim, ClaimRequest, Completion, Parking, Record, RecordId, State};
 use crate::time::Lease;
-
-/// One request, connecting included. Between a slow first TLS handshake on a small
-/// function and a hanging connection.
-const ATTEMPT_TIMEOUT: Duration = Duration::from_millis(1500);
-/// One call with all its retries. The SDK's own back-off can sleep for 20 s, past the
-/// function's deadline.
-const OPERATION_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The item that [`DynamoDbStore::warm_up`] asks for. No scope is empty, so no key has it.
 const WARM_UP_ID: &str = "#warm-up";
@@ -77,13 +65,7 @@ impl DynamoDbStore {
     /// A client as this store wants it: region, credentials and endpoint from the
     /// environment, tight time-outs, and short back-off between retries.
     pub async fn client_from_env() -> Client {
-        let mut loader = aws_config::defaults(BehaviorVersion::v2026_01_12());
-        // A Lambda function has its credentials in its environment. Making the whole chain of
-        // other providers ready is a third of the function's start.
-        if std::env::var_os("AWS_ACCESS_KEY_ID").is_some() {
-            loader = loader.credentials_provider(EnvironmentVariableCredentialsProvider::new());
-        }
-        let shared = loader.load().await;
+        let shared = aws::settings_from_env().await;
         Client::from_conf(Self::tune(aws_sdk_dynamodb::config::Builder::from(&shared)).build())
     }
 
@@ -91,19 +73,8 @@ impl DynamoDbStore {
     #[must_use]
     pub fn tune(config: aws_sdk_dynamodb::config::Builder) -> aws_sdk_dynamodb::config::Builder {
         config
-            .timeout_config(
-                TimeoutConfig::builder()
-                    .connect_timeout(ATTEMPT_TIMEOUT)
-                    .operation_attempt_timeout(ATTEMPT_TIMEOUT)
-                    .operation_timeout(OPERATION_TIMEOUT)
-                    .build(),
-            )
-            .retry_config(
-                RetryConfig::standard()
-                    .with_max_attempts(4)
-                    .with_initial_backoff(Duration::from_millis(50))
-                    .with_max_backoff(Duration::from_millis(500)),
-            )
+            .timeout_config(aws::timeouts())
+            .retry_config(aws::retries())
             // For streams of megabytes; answers here are one small JSON text.
             .stalled_stream_protection(StalledStreamProtectionConfig::disabled())
     }
