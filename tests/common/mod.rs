@@ -9,6 +9,7 @@ pub mod events;
 pub mod faulty_store;
 pub mod item;
 pub mod process;
+pub mod proof;
 pub mod runtime_api;
 pub mod sink;
 pub mod sqs;
