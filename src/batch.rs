@@ -429,18 +429,12 @@ impl<C: Consume> Batch<C> {
         report
     }
 
-    /// A message that is not acked stops its group, unless it has failed on its last
-    /// receive: then the queue takes it away, and its mates, received as often as it was,
-    /// would go with it without ever having run.
     fn stops_its_group(&self, message: &Message, report: &Report) -> bool {
-        if report.disposition() == Disposition::Ack {
-            return false;
-        }
         let last_receive = match (message.receive_count, self.settings.max_receive_count) {
             (Some(count), Some(max)) => count >= max,
             _ => false,
         };
-        !(last_receive && report.outcome.was_tried())
+        report.stops_its_group(last_receive)
     }
 }
 

@@ -20,7 +20,6 @@ use crate::json::Json;
 use crate::key::{Key, KeyExpression, Scope};
 use crate::message::Message;
 use crate::outcome::{Outcome, Report};
-use crate::record::{self, ClaimRequest, Record, Standing};
 use crate::time::{Clock, Deadline, Retention};
 
 /// What a [`Batch`](crate::batch::Batch) asks of a protocol: to take one message through
@@ -177,17 +176,5 @@ impl ConsumerSettings {
         let fingerprint = self.fingerprint.fingerprint(&message.body, body.as_ref().ok());
         let fingerprint = fingerprint.map(|fingerprint| fingerprint.as_str().to_owned());
         Ok((Key::new(&self.scope, &value), Prepared { fingerprint, input }))
-    }
-
-    /// The outcome that a record in the way means; `None` if it may be taken over.
-    fn settle(&self, record: &Record, request: &ClaimRequest) -> Option<Outcome> {
-        match record::judge(record, request, self.clock_skew) {
-            Standing::Conflict => Some(Outcome::Conflict { stored: Box::new(record.clone()) }),
-            Standing::Completed(result) => Some(Outcome::Replayed { result }),
-            Standing::Parked(reason) => Some(Outcome::Parked { reason }),
-            Standing::Held { until } => Some(Outcome::InFlight { until }),
-            Standing::Locked { status, until } => Some(Outcome::Locked { status, until }),
-            Standing::Lapsed => None,
-        }
     }
 }

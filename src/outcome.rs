@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::error::ErrorChain;
 use crate::key::Key;
 use crate::message::{Message, Verdict};
-use crate::record::{Record, StoredResult};
+use crate::record::{self, ClaimRequest, Record, Standing, StoredResult};
 use crate::store::StoreError;
 use crate::time::EpochMillis;
 
@@ -144,6 +144,20 @@ impl Outcome {
             Verdict::Reject { reason } => Self::Rejected { reason: reason.clone() },
             Verdict::Ignore { what } => Self::Ignored { what: what.clone() },
         })
+    }
+
+    /// What a record that stands in a claim's way means for its message; `None` if it may be
+    /// taken over.
+    #[must_use]
+    pub fn of_record(record: &Record, request: &ClaimRequest, clock_skew: Duration) -> Option<Self> {
+        match record::judge(record, request, clock_skew) {
+            Standing::Conflict => Some(Self::Conflict { stored: Box::new(record.clone()) }),
+            Standing::Completed(result) => Some(Self::Replayed { result }),
+            Standing::Parked(reason) => Some(Self::Parked { reason }),
+            Standing::Held { until } => Some(Self::InFlight { until }),
+            Standing::Locked { status, until } => Some(Self::Locked { status, until }),
+            Standing::Lapsed => None,
+        }
     }
 
     /// What the broker is to be told.
@@ -303,5 +317,15 @@ impl Report {
     #[must_use]
     pub fn disposition(&self) -> Disposition {
         if self.dead_lettered { Disposition::Ack } else { self.outcome.disposition() }
+    }
+
+    /// Whether the rest of the message's group must wait for it: what is not acked comes
+    /// again, and first.
+    ///
+    /// Not if it has failed on its `last_receive`: then the queue takes it away, and its
+    /// mates, received as often as it was, would go with it without ever having run.
+    #[must_use]
+    pub fn stops_its_group(&self, last_receive: bool) -> bool {
+        self.disposition() != Disposition::Ack && !(last_receive && self.outcome.was_tried())
     }
 }

@@ -72,7 +72,7 @@ impl Owner {
 }
 
 /// What an effect returned, as kept in the record: a JSON text.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct StoredResult {
     /// JSON: the output itself, or what is left of it.
     pub json: String,
@@ -95,7 +95,7 @@ impl StoredResult {
 }
 
 /// Where a key stands.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum State {
     /// Somebody has claimed the key and not finished.
@@ -125,7 +125,7 @@ pub enum State {
 }
 
 /// What a store keeps for a key.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Record {
     /// The record's name.
     pub id: RecordId,
@@ -166,7 +166,7 @@ impl Record {
 }
 
 /// What a consumer asks for when it claims a key.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ClaimRequest {
     /// The record to claim.
     pub id: RecordId,
@@ -207,7 +207,7 @@ impl ClaimRequest {
 }
 
 /// The right to run the effect for a key, and the fence that every later write carries.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Claim {
     /// The record claimed.
     pub id: RecordId,
@@ -220,7 +220,7 @@ pub struct Claim {
 }
 
 /// A key's final result, to be written by the holder of its claim.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Completion {
     /// What the effect returned.
     pub result: StoredResult,
@@ -231,7 +231,7 @@ pub struct Completion {
 }
 
 /// A key put aside for a person, to be written by the holder of its claim.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Parking {
     /// Why, in words for that person.
     pub reason: String,
@@ -254,7 +254,7 @@ pub fn claim(existing: Option<&Record>, request: &ClaimRequest) -> Option<Record
 }
 
 /// Where a claimant stands with a record that it could not simply claim.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Standing {
     /// Another payload was seen under the same key.

@@ -156,15 +156,14 @@ impl<E: Effect> Consume for Consumer<E> {
                 return self.without_store(error, false);
             }
         };
-        if let Some(outcome) = self.settings.settle(&seen, &request) {
+        if let Some(outcome) = Outcome::of_record(&seen, &request, self.settings.clock_skew) {
             return Err(outcome);
         }
         match patience.limit(self.store.take_over(&seen, &request)).await.unwrap_or_else(no_answer) {
             Ok(ClaimOutcome::Won(claim)) => held(claim, true),
             // A rival was faster. If its claim is over already, the next delivery sees to it.
-            Ok(ClaimOutcome::Lost(record)) => {
-                Err(self.settings.settle(&record, &request).unwrap_or(Outcome::InFlight { until: request.now }))
-            }
+            Ok(ClaimOutcome::Lost(record)) => Err(Outcome::of_record(&record, &request, self.settings.clock_skew)
+                .unwrap_or(Outcome::InFlight { until: request.now })),
             Ok(ClaimOutcome::Gone) => Err(Outcome::InFlight { until: request.now }),
             Err(error) => self.without_store(error, true),
         }

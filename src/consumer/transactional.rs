@@ -102,7 +102,8 @@ impl<E: TransactionalEffect> TransactionalConsumer<E> {
     /// What a record that stands in the way means. No transaction leaves a claim behind, so
     /// a claim was made by another kind of effect under the same scope; it is left alone.
     fn settle(&self, record: &Record, request: &ClaimRequest) -> Outcome {
-        self.settings.settle(record, request).unwrap_or(Outcome::InFlight { until: record.expires.to_millis() })
+        Outcome::of_record(record, request, self.settings.clock_skew)
+            .unwrap_or(Outcome::InFlight { until: record.expires.to_millis() })
     }
 }
 
