@@ -311,7 +311,8 @@ fn conflicts(stored: Option<&str>, ours: Option<&str>) -> bool {
 }
 
 /// Takes a lapsed key over: the record to write if the store still holds exactly the
-/// claim that was `seen`, or already this request's own; `None` if somebody was faster.
+/// claim that was `seen`, another's, or already this request's own; `None` if somebody was
+/// faster.
 #[must_use]
 pub fn take_over(current: Option<&Record>, seen: &Record, request: &ClaimRequest) -> Option<Record> {
     let current = current?;
@@ -328,27 +329,21 @@ pub fn take_over(current: Option<&Record>, seen: &Record, request: &ClaimRequest
 /// Records the result: the record to write, or `None` if the claim is not held any more.
 #[must_use]
 pub fn complete(current: Option<&Record>, claim: &Claim, completion: &Completion) -> Option<Record> {
-    let current = current?;
     let state = State::Completed { result: completion.result.clone(), completed_at: Some(completion.completed_at) };
-    let own_write_came_back = current.attempt == claim.attempt && current.state == state;
-    (current.is_held_by(claim) || own_write_came_back).then(|| Record {
-        state,
-        expires: completion.expires,
-        ..current.clone()
-    })
+    end(current, claim, state, completion.expires)
 }
 
 /// Puts the key aside: the record to write, or `None` if the claim is not held any more.
 #[must_use]
 pub fn park(current: Option<&Record>, claim: &Claim, parking: &Parking) -> Option<Record> {
+    end(current, claim, State::Parked { reason: parking.reason.clone() }, parking.expires)
+}
+
+fn end(current: Option<&Record>, claim: &Claim, state: State, expires: EpochSeconds) -> Option<Record> {
     let current = current?;
-    let state = State::Parked { reason: parking.reason.clone() };
-    let own_write_came_back = current.attempt == claim.attempt && current.state == state;
-    (current.is_held_by(claim) || own_write_came_back).then(|| Record {
-        state,
-        expires: parking.expires,
-        ..current.clone()
-    })
+    let ended = Record { state, expires, ..current.clone() };
+    let own_write_came_back = current.attempt == claim.attempt && *current == ended;
+    (current.is_held_by(claim) || own_write_came_back).then_some(ended)
 }
 
 /// Changes the lease of a claim (a heartbeat, or [`Lease::GIVEN_UP`]): the record to

@@ -8,7 +8,6 @@
 mod common;
 
 use std::fmt::Write as _;
-use std::path::Path;
 use std::time::Duration;
 
 use aws_sdk_dynamodb::types::AttributeValue;
@@ -23,6 +22,7 @@ use crate::common::item::Item;
 use crate::common::process::{AMPLE, Function, Setup};
 use crate::common::sink::{Behaviour, Sink};
 use crate::common::wait::{eventually, until, until_after};
+use crate::common::{page, proof};
 
 const KEY: &str = "order-1";
 
@@ -434,9 +434,6 @@ fn check(step: Step, kind: Kind, seen: &Observed) {
 
 // ---- the table -------------------------------------------------------------------------
 
-const BEGIN: &str = "<!-- Written by tests/crash_matrix.rs. -->\n";
-const END: &str = "<!-- The end of what is written. -->\n";
-
 #[tokio::test(flavor = "multi_thread")]
 async fn the_table_in_the_docs_is_what_happens() {
     let cells: Vec<(Step, Kind)> = STEPS
@@ -469,19 +466,11 @@ async fn the_table_in_the_docs_is_what_happens() {
         }
         table.push('\n');
     }
-    table.push('\n');
 
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/crash-matrix.md");
-    let page = std::fs::read_to_string(&path).unwrap().replace("\r\n", "\n");
-    let (head, rest) = page.split_once(BEGIN).unwrap();
-    let (written, tail) = rest.split_once(END).unwrap();
-    if std::env::var_os("UPDATE_DOCS").is_some() {
-        std::fs::write(&path, format!("{head}{BEGIN}{table}{END}{tail}")).unwrap();
-    } else {
-        assert!(
-            written == table,
-            "docs/crash-matrix.md says something else than what happened. If what happened is right: \
-             `UPDATE_DOCS=1 cargo test --test crash_matrix`. It was:\n{table}\nand the page says:\n{written}"
-        );
-    }
+    page::compare("docs/crash-matrix.md", "tests/crash_matrix.rs", &table);
+    proof::note(
+        "crash matrix",
+        &format!("{} kills, one at each step", played.len()),
+        "what follows is what is promised",
+    );
 }

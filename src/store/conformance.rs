@@ -17,6 +17,9 @@
 // A test suite: failing loudly is its job.
 #![allow(clippy::panic, clippy::unwrap_used, clippy::missing_panics_doc)]
 
+mod rules;
+
+pub use self::rules::follows_the_rules;
 use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
@@ -47,6 +50,9 @@ pub async fn run_all(store: &Arc<dyn Store>) {
     results_up_to_the_limit_fit(store).await;
     ids_at_the_size_limit(store).await;
     warm_up_answers(store).await;
+    for seed in 0..8 {
+        follows_the_rules(store, seed, 100).await;
+    }
 }
 
 /// A key nobody has is claimed as attempt 1, and the record says by whom.

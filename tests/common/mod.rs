@@ -8,6 +8,7 @@ pub mod emulator;
 pub mod events;
 pub mod faulty_store;
 pub mod item;
+pub mod page;
 pub mod process;
 pub mod proof;
 pub mod runtime_api;
