@@ -47,6 +47,7 @@ ENVIRONMENT = {
     "IDEMPOTENCY_FINGERPRINT": "IdempotencyFingerprint",
     "EFFECT_URL": "EffectUrl",
     "EFFECT_ALLOW_HTTP": "EffectAllowHttp",
+    "EFFECT_QUOTE_ANSWERS": "EffectQuoteAnswers",
     "EFFECT_TIMEOUT_SECONDS": "EffectTimeoutSeconds",
     "EFFECT_RECOVERY": "EffectRecovery",
     "MAX_CONCURRENCY": "MaxConcurrency",

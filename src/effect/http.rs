@@ -23,12 +23,14 @@
 //! | 425, 429 | not applied: it was not processed, `Retry-After` kept | retried |
 //! | 408, 409, 5xx | unknown: it may have been (proxies answer 408 for a handler they cut off), `Retry-After` kept | retried through recovery |
 //! | 301, 307, 308 | permanent: it was not processed, and the URL is wrong | dead-letter |
-//! | other 4xx | permanent, with the start of the answer's body in the reason | dead-letter |
+//! | other 4xx | permanent | dead-letter |
 //! | other 3xx, and what is no final HTTP status | unknown: a 303 often follows a POST that was processed | retried through recovery |
 //! | sent, and no complete answer: connection lost, time over, body cut short | unknown | retried through recovery |
 //!
-//! The status line decides. Only a 2xx needs its body, which is the result; any other
-//! body is merely quoted, as far as it can be had at once. Redirects are never followed:
+//! The status line decides. Only a 2xx needs its body, which is the result. Of any other
+//! answer the reason tells status and media type: its body may repeat what was sent, and
+//! reasons are logged. [`quote_answers`](HttpEffectSettings::quote_answers) has the first 200
+//! characters quoted, as far as they can be had at once. Redirects are never followed:
 //! a POST that is sent on could take effect twice.
 //!
 //! # Recovery
@@ -122,6 +124,7 @@ pub struct HttpEffect {
     url: Url,
     timeout: Duration,
     recovery: Recovery,
+    quote_answers: bool,
 }
 
 /// Without the URL's path and query, which may hold secrets.
@@ -131,6 +134,7 @@ impl fmt::Debug for HttpEffect {
             .field("origin", &self.url.origin().ascii_serialization())
             .field("timeout", &self.timeout)
             .field("recovery", &self.recovery)
+            .field("quote_answers", &self.quote_answers)
             .finish_non_exhaustive()
     }
 }
@@ -138,10 +142,10 @@ impl fmt::Debug for HttpEffect {
 impl HttpEffect {
     /// Checks the settings and makes the client. Connects to nothing yet.
     pub fn new(settings: HttpEffectSettings) -> Result<Self, HttpEffectError> {
-        let HttpEffectSettings { url, timeout, recovery, allow_http } = settings;
+        let HttpEffectSettings { url, timeout, recovery, allow_http, quote_answers } = settings;
         let url = settings::check(&url, timeout, allow_http)?;
         let client = client(&url, timeout, recovery).map_err(HttpEffectError::Client)?;
-        Ok(Self { client, url, timeout, recovery })
+        Ok(Self { client, url, timeout, recovery, quote_answers })
     }
 
     /// The effect that the environment describes; `None` if something is wrong, which
@@ -153,6 +157,7 @@ impl HttpEffect {
     /// | `EFFECT_TIMEOUT_SECONDS` | 10 | time for a whole request; less than a sixth of `VISIBILITY_TIMEOUT_SECONDS` |
     /// | `EFFECT_RECOVERY` | required | `rerun`, `verify` or `park` |
     /// | `EFFECT_ALLOW_HTTP` | `false` | `true` allows plain `http` to other hosts than this one |
+    /// | `EFFECT_QUOTE_ANSWERS` | `false` | `true` quotes the start of an answer that is no result in the reason |
     pub fn from_env(env: &mut Environment<'_>) -> Option<Self> {
         let settings = HttpEffectSettings::from_env(env)?;
         Self::new(settings)
@@ -204,13 +209,13 @@ impl Effect for HttpEffect {
             .header(MESSAGE_ID, header_text(&message.id))
             .header(CONTENT_TYPE, content_type(&message.body))
             .body(message.body.clone());
-        answer::to_post(self.send(request).await?).await
+        answer::to_post(self.send(request).await?, self.quote_answers).await
     }
 
     async fn verify(&self, (): &(), attempt: &Attempt<'_>) -> Result<Verification<HttpResult>, EffectError> {
         let request = Self::with_key(self.client.get(self.url.clone()), attempt)
             .header(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-        answer::to_get(self.send(request).await?).await
+        answer::to_get(self.send(request).await?, self.quote_answers).await
     }
 }
 

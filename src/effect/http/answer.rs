@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use reqwest::header::{DATE, HeaderMap, HeaderName, LOCATION, RETRY_AFTER};
+use reqwest::header::{CONTENT_TYPE, DATE, HeaderMap, HeaderName, LOCATION, RETRY_AFTER};
 use reqwest::{Response, StatusCode};
 use serde::ser::{Serialize, SerializeStruct, Serializer};
 use serde_json::value::RawValue;
@@ -12,10 +12,14 @@ use crate::effect::{EffectError, Verification};
 use crate::error::ErrorChain;
 use crate::time::{Clock, SystemClock};
 
-/// How much of an answer that is no result is read for the reason, and for how long.
-const QUOTED_BYTES: usize = 2 * 1024;
+/// How much of an answer that is no result is read, and for how long: a connection can be
+/// used again once its answer was read to the end, and the reason may quote the start.
+const READ_BYTES: usize = 2 * 1024;
+const READING_TIME: Duration = Duration::from_secs(1);
 const QUOTED_CHARS: usize = 200;
-const QUOTING_TIME: Duration = Duration::from_secs(1);
+
+/// A media type that is longer is none.
+const MAX_MEDIA_TYPE: usize = 64;
 
 /// The target's answer, stored and replayed to every duplicate.
 ///
@@ -88,14 +92,14 @@ impl Meaning {
 }
 
 /// The meaning of an answer to the POST that applies the effect.
-pub(super) async fn to_post(mut response: Response) -> Result<HttpResult, EffectError> {
+pub(super) async fn to_post(mut response: Response, quotes: bool) -> Result<HttpResult, EffectError> {
     let status = response.status();
     let meaning = Meaning::of(status);
     if meaning == Meaning::Applied {
         return result(response).await;
     }
     let wait = retry_after(response.headers());
-    let reason = describe(&mut response).await;
+    let reason = describe(&mut response, quotes).await;
     let error = match meaning {
         Meaning::NotNow => EffectError::not_applied(reason),
         Meaning::Never => EffectError::permanent(reason),
@@ -112,7 +116,7 @@ fn waiting(error: EffectError, wait: Option<Duration>) -> EffectError {
 }
 
 /// The meaning of an answer to the GET that verifies an earlier attempt.
-pub(super) async fn to_get(mut response: Response) -> Result<Verification<HttpResult>, EffectError> {
+pub(super) async fn to_get(mut response: Response, quotes: bool) -> Result<Verification<HttpResult>, EffectError> {
     let status = response.status();
     match status.as_u16() {
         200 => Ok(Verification::Done(result(response).await?)),
@@ -121,11 +125,11 @@ pub(super) async fn to_get(mut response: Response) -> Result<Verification<HttpRe
         // the first place; it must not park every one of them.
         408 | 425 | 429 | 500..=599 => {
             let wait = retry_after(response.headers());
-            Err(waiting(EffectError::unknown(describe(&mut response).await), wait))
+            Err(waiting(EffectError::unknown(describe(&mut response, quotes).await), wait))
         }
         _ => {
-            let reason = format!("asked whether an earlier attempt was applied, {}", describe(&mut response).await);
-            Ok(Verification::Unknown(reason))
+            let answer = describe(&mut response, quotes).await;
+            Ok(Verification::Unknown(format!("asked whether an earlier attempt was applied, {answer}")))
         }
     }
 }
@@ -170,8 +174,10 @@ async fn read(response: &mut Response, bytes: &mut Vec<u8>, limit: usize) -> req
     Ok(End::Reached)
 }
 
-/// An answer in words: the status, and how the body begins if it comes at once.
-async fn describe(response: &mut Response) -> String {
+/// An answer in words: the status and the media type, or how the body begins if `quotes`
+/// allows that and it comes at once. A target that refuses a request likes to repeat what it
+/// was sent, and reasons go where bodies must not: into the log.
+async fn describe(response: &mut Response, quotes: bool) -> String {
     let status = response.status();
     let reason = status.canonical_reason().map(|reason| format!(" {reason}")).unwrap_or_default();
     let redirect = match status.is_redirection() {
@@ -180,13 +186,28 @@ async fn describe(response: &mut Response) -> String {
         true => " without another address",
         false => "",
     };
+    let media_type = media_type(response.headers()).map(|media_type| format!(" ({media_type})"));
     let mut bytes = Vec::new();
     // How this ends does not matter: what was read is quoted.
-    let _ = tokio::time::timeout(QUOTING_TIME, read(response, &mut bytes, QUOTED_BYTES)).await;
-    let quote = quote(&bytes);
-    let colon = if quote.is_empty() { "" } else { ": " };
+    let _ = tokio::time::timeout(READING_TIME, read(response, &mut bytes, READ_BYTES)).await;
+    let body = match quote(&bytes) {
+        quote if quotes && !quote.is_empty() => format!(": {quote}"),
+        _ => media_type.unwrap_or_default(),
+    };
     let code = status.as_u16();
-    format!("the target answered {code}{reason}{redirect}{colon}{quote}")
+    format!("the target answered {code}{reason}{redirect}{body}")
+}
+
+/// What kind of body an answer has, if it says so in the characters of a media type.
+/// Parameters are left out: they can hold anything.
+fn media_type(headers: &HeaderMap) -> Option<&str> {
+    let media_type = text(headers, CONTENT_TYPE)?.split(';').next()?.trim();
+    let (kind, subtype) = media_type.split_once('/')?;
+    let plain = |text: &str| {
+        text.starts_with(|c: char| c.is_ascii_alphabetic())
+            && text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '+' | '-'))
+    };
+    (media_type.len() <= MAX_MEDIA_TYPE && plain(kind) && plain(subtype)).then_some(media_type)
 }
 
 /// The start of a body, safe to print.
@@ -263,6 +284,20 @@ mod tests {
         assert_eq!(wait("Fri, 31 Dec 9999 23:59:59 GMT", None), most);
         for nonsense in ["", "-5", "1.5", "soon", "1e3", "+3"] {
             assert_eq!(wait(nonsense, None), None, "{nonsense:?}");
+        }
+    }
+
+    #[test]
+    fn a_media_type_is_one_or_is_not_shown() {
+        let shown = |text: &str| {
+            let headers = HeaderMap::from_iter([(CONTENT_TYPE, HeaderValue::from_str(text).unwrap())]);
+            super::media_type(&headers).map(str::to_owned)
+        };
+        assert_eq!(shown("application/problem+json; charset=utf-8").as_deref(), Some("application/problem+json"));
+        assert_eq!(shown("text/html").as_deref(), Some("text/html"));
+        let long = format!("text/{}", "x".repeat(60));
+        for odd in ["", "json", "text/", "/x", "text/html?card=4111", "text/4111", "a/b/c", "x y/z", long.as_str()] {
+            assert_eq!(shown(odd), None, "{odd}");
         }
     }
 

@@ -14,6 +14,7 @@ const URL: &str = "EFFECT_URL";
 const TIMEOUT: &str = "EFFECT_TIMEOUT_SECONDS";
 const RECOVERY: &str = "EFFECT_RECOVERY";
 const ALLOW_HTTP: &str = "EFFECT_ALLOW_HTTP";
+const QUOTE_ANSWERS: &str = "EFFECT_QUOTE_ANSWERS";
 const VISIBILITY: &str = "VISIBILITY_TIMEOUT_SECONDS";
 
 const DEFAULT_TIMEOUT_SECONDS: u64 = 10;
@@ -35,6 +36,10 @@ pub struct HttpEffectSettings {
     pub recovery: Recovery,
     /// Allows plain `http` to any host. Default false.
     pub allow_http: bool,
+    /// Quotes the first 200 characters of an answer that is no result in the reason, and so
+    /// in the log, the record and the dead letter. For targets that never repeat what they
+    /// were sent. Default false.
+    pub quote_answers: bool,
 }
 
 /// Without the URL, which may hold secrets.
@@ -44,6 +49,7 @@ impl fmt::Debug for HttpEffectSettings {
             .field("timeout", &self.timeout)
             .field("recovery", &self.recovery)
             .field("allow_http", &self.allow_http)
+            .field("quote_answers", &self.quote_answers)
             .finish_non_exhaustive()
     }
 }
@@ -97,7 +103,7 @@ impl HttpEffectSettings {
     #[must_use]
     pub fn new(url: impl Into<String>, recovery: Recovery) -> Self {
         let timeout = Duration::from_secs(DEFAULT_TIMEOUT_SECONDS);
-        Self { url: url.into(), timeout, recovery, allow_http: false }
+        Self { url: url.into(), timeout, recovery, allow_http: false, quote_answers: false }
     }
 
     /// Reads all variables before giving up on any.
@@ -111,6 +117,7 @@ impl HttpEffectSettings {
             }
             problems.is_empty()
         });
+        let quote_answers = env.optional::<bool>(QUOTE_ANSWERS, "`true` or `false`");
         let timeout = seconds(env, TIMEOUT, DEFAULT_TIMEOUT_SECONDS).filter(|timeout| fits(env, *timeout));
         let recovery = env.required::<Recovery>(
             RECOVERY,
@@ -119,6 +126,7 @@ impl HttpEffectSettings {
         let mut settings = Self::new(url?, recovery?);
         settings.timeout = timeout?;
         settings.allow_http = allow_http.unwrap_or_default();
+        settings.quote_answers = quote_answers.unwrap_or_default();
         Some(settings)
     }
 }
