@@ -22,6 +22,7 @@ use idempotent_consumer::store::memory::MemoryStore;
 use idempotent_consumer::time::{Deadline, EpochMillis, Lease, ManualClock, Retention};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 
 /// A request as it came over the wire.
 #[derive(Debug, Clone)]
@@ -50,6 +51,8 @@ use Reply::{Close, Flood, Hang, Send as Answer};
 struct Target {
     url: String,
     requests: Arc<Mutex<Vec<Request>>>,
+    /// How many connections are over: closed here, and then by the client too.
+    closed: watch::Sender<usize>,
 }
 
 impl Target {
@@ -58,14 +61,27 @@ impl Target {
         let url = format!("http://{}/orders?token=s3cret", listener.local_addr().unwrap());
         let requests = Arc::new(Mutex::new(Vec::new()));
         let seen = Arc::clone(&requests);
+        let closed = watch::Sender::new(0);
+        let over = closed.clone();
         let reply = Arc::new(reply);
         tokio::spawn(async move {
             for connection in 0.. {
                 let (stream, _) = listener.accept().await.unwrap();
-                tokio::spawn(serve(stream, connection, Arc::clone(&seen), Arc::clone(&reply)));
+                let (seen, reply, over) = (Arc::clone(&seen), Arc::clone(&reply), over.clone());
+                tokio::spawn(async move {
+                    serve(stream, connection, seen, reply).await;
+                    over.send_modify(|closed| *closed += 1);
+                });
             }
         });
-        Self { url, requests }
+        Self { url, requests, closed }
+    }
+
+    /// Waits until so many connections are over, and the client knows.
+    async fn wait_for_closed(&self, count: usize) {
+        let mut closed = self.closed.subscribe();
+        let over = closed.wait_for(|closed| *closed >= count);
+        let _ = tokio::time::timeout(Duration::from_mins(1), over).await.expect("the connection to be closed").unwrap();
     }
 
     async fn answering(answer: impl Into<String>) -> Self {
@@ -101,7 +117,13 @@ async fn serve(
         stream.write_all(bytes.as_bytes()).await.unwrap();
         match reply {
             Answer(_) => {}
-            Close(_) => return,
+            Close(_) => {
+                // Over when the client has closed its end too; what it sends until then is
+                // for nobody.
+                let _ = stream.shutdown().await;
+                while stream.read_buf(&mut buffer).await.is_ok_and(|bytes| bytes > 0) {}
+                return;
+            }
             Hang(_) => std::future::pending().await,
             Flood(_) => while stream.write_all(&[b'x'; 1000]).await.is_ok() {},
         }
@@ -641,7 +663,7 @@ async fn a_connection_that_the_target_closed_costs_no_message() {
     for n in 0..3 {
         let message = Message::new("m", "{}").with_attribute("key", n.to_string());
         assert_eq!(subject.process(&message).await.outcome.name(), "executed");
-        tokio::time::sleep(Duration::from_millis(50)).await;
+        target.wait_for_closed(n + 1).await;
     }
     assert_eq!(target.requests().len(), 3);
 }
