@@ -136,8 +136,10 @@ async fn read_request(stream: &mut TcpStream, buffer: &mut Vec<u8>, connection: 
             let head = String::from_utf8(buffer[..end].to_vec()).unwrap();
             let mut lines = head.lines();
             let line = lines.next().unwrap().to_owned();
-            let headers: HashMap<_, _> =
-                lines.map(|line| line.split_once(": ").unwrap()).map(|(k, v)| (k.to_owned(), v.to_owned())).collect();
+            let mut headers = HashMap::new();
+            for (name, value) in lines.map(|line| line.split_once(": ").unwrap()) {
+                assert!(headers.insert(name.to_owned(), value.to_owned()).is_none(), "{name} twice: {head}");
+            }
             let length: usize = headers.get("content-length").map_or(0, |text| text.parse().unwrap());
             if buffer.len() >= end + 4 + length {
                 let body = buffer[end + 4..end + 4 + length].to_vec();
@@ -295,9 +297,26 @@ async fn the_request_is_the_message_and_three_headers() {
     let target = Target::answering(answer("200 OK", "", "{}")).await;
     let subject = Subject::new(target.settings());
     let body = "{ \"orderId\" : \"A-1001\",\n \"amount\": 12345678901234567890123, \"name\": \"Zo\u{eb}\" }\r\n";
-    let message = Message::new("message-1", body)
-        .with_attribute("authorization", "Bearer stolen")
-        .with_attribute("Idempotency-Key", "another");
+    let mut message = Message::new("message-1", body)
+        .with_group("x-group: 1\r\nx-evil: 1")
+        .with_deduplication_id("x-evil: 1\r\nx-evil: 1");
+    // Whatever a sender calls an attribute: none of them is a header.
+    for name in [
+        "authorization",
+        "Idempotency-Key",
+        "idempotency-attempt",
+        "Message-Id",
+        "Content-Type",
+        "content-length",
+        "transfer-encoding",
+        "Host",
+        "Cookie",
+        "X-Forwarded-For",
+        "Connection",
+        "x-evil\r\nx-evil",
+    ] {
+        message = message.with_attribute(name, "stolen\r\nx-evil: 1");
+    }
     assert_eq!(subject.process(&message).await.outcome.name(), "executed");
 
     let [request] = &target.requests()[..] else { panic!() };
@@ -349,6 +368,11 @@ async fn any_key_and_any_message_id_fit_into_a_header() {
         ("a\r\nEvil: yes", "a%0D%0AEvil:%20yes"),
         ("Zo\u{eb} \u{1f600}", "Zo%C3%AB%20%F0%9F%98%80"),
         ("nul\0tab\tdel\u{7f}", "nul%00tab%09del%7F"),
+        ("a\nEvil: yes\n\n{\"orderId\":1}", "a%0AEvil:%20yes%0A%0A{\"orderId\":1}"),
+        ("a\r\n\r\nPOST /evil HTTP/1.1\r\nhost: x", "a%0D%0A%0D%0APOST%20/evil%20HTTP/1.1%0D%0Ahost:%20x"),
+        ("\u{85}\u{2028}\u{202e}\u{1b}[2K", "%C2%85%E2%80%A8%E2%80%AE%1B[2K"),
+        // Half of a line end in Latin-1's eyes: U+560D and U+560A end in the bytes of CR and LF.
+        ("\u{560d}\u{560a}Evil: yes", "%E5%98%8D%E5%98%8AEvil:%20yes"),
     ];
     for (text, expected) in cases {
         let message = Message::new(text, "{}").with_attribute("key", text);
@@ -356,8 +380,9 @@ async fn any_key_and_any_message_id_fit_into_a_header() {
         let request = target.requests().pop().unwrap();
         assert_eq!(request.headers["idempotency-key"], expected);
         assert_eq!(request.headers["message-id"], expected);
-        assert!(!request.headers.contains_key("evil"));
+        assert!(!request.headers.keys().any(|name| name.eq_ignore_ascii_case("evil")), "{request:?}");
     }
+    assert_eq!(target.requests().len(), cases.len(), "none of them was two");
 }
 
 #[tokio::test]
@@ -569,6 +594,12 @@ async fn redirects_are_not_followed() {
         assert!(reason(&report).contains("with another address (redirects are not followed)"), "{report:?}");
         assert!(!reason(&report).contains("s3cret"));
         assert_eq!(target.requests().len(), 1);
+
+        // Nor when it is asked what became of an earlier attempt.
+        let location = format!("location: {}\r\n", elsewhere.url);
+        let target = Target::verifying(move || Answer(answer(status, &location, ""))).await;
+        assert_eq!(verify(&target).await.1.outcome.name(), "parked", "{status}");
+        assert_eq!(target.requests().len(), 2, "{status}");
     }
     assert!(elsewhere.requests().is_empty());
 }
@@ -671,7 +702,7 @@ async fn a_connection_that_the_target_closed_costs_no_message() {
 #[test]
 fn settings_are_checked_all_at_once_and_never_quoted() {
     use InvalidSetting::{Fragment, NotUrl, PlainHttp, Scheme, UserInfo, ZeroTimeout};
-    let cases: [(&str, &[InvalidSetting]); 14] = [
+    let cases: [(&str, &[InvalidSetting]); 38] = [
         ("https://example.com/orders?token=s3cret", &[]),
         ("http://localhost:8080/", &[]),
         ("http://127.1.2.3/", &[]),
@@ -684,6 +715,32 @@ fn settings_are_checked_all_at_once_and_never_quoted() {
         ("http://example.com/", &[PlainHttp]),
         ("http://localhost.example.com/", &[PlainHttp]),
         ("http://[::ffff:10.0.0.1]/", &[PlainHttp]),
+        // This machine, in the spellings that a browser reads as such.
+        ("http://127.1/", &[]),
+        ("http://0x7f.0.0.1/", &[]),
+        ("http://2130706433/", &[]),
+        ("http://0177.0.0.1/", &[]),
+        ("http://LOCALHOST/", &[]),
+        ("http://127.0.0.1./", &[]),
+        ("http://[0:0:0:0:0:0:0:1]/", &[]),
+        ("HTTP://127.0.0.1:80/", &[]),
+        // Another one that is made to look like it, or nearly it: refused rather than guessed.
+        ("http://localhost./", &[PlainHttp]),
+        ("http://127.0.0.1.evil.com/", &[PlainHttp]),
+        ("http://127.1.evil.com/", &[PlainHttp]),
+        ("http://localhost.evil.com/", &[PlainHttp]),
+        ("http://evillocalhost/", &[PlainHttp]),
+        ("http://localhost@evil.com/", &[PlainHttp, UserInfo]),
+        ("http://127.0.0.1:80@evil.com/", &[PlainHttp, UserInfo]),
+        ("http://evil.com\\@127.0.0.1/", &[PlainHttp]),
+        ("http://evil.com#@127.0.0.1/", &[PlainHttp, Fragment]),
+        ("http://evil.com?@127.0.0.1/", &[PlainHttp]),
+        ("http://0.0.0.0/", &[PlainHttp]),
+        ("http://[::]/", &[PlainHttp]),
+        ("http://[::ffff:127.0.0.1]/", &[PlainHttp]),
+        ("http://128.0.0.1/", &[PlainHttp]),
+        ("http:/evil.com/", &[PlainHttp]),
+        ("http://127.0.0.1\u{ff0e}evil.com/", &[PlainHttp]),
         ("https://s3cret@example.com/", &[UserInfo]),
         ("http://user:s3cret@10.0.0.1/#part", &[PlainHttp, UserInfo, Fragment]),
     ];
