@@ -588,7 +588,7 @@ async fn chatter(world: &World, level: &str, format: &str) -> Function {
     world.sink.behave(Behaviour::Answer(200, r#"{"receipt":"answer-canary"}"#.to_owned()));
     world.sink.behave_for("gone", Behaviour::Close);
     world.sink.behave_for("busy", Behaviour::Answer(503, String::new()));
-    world.sink.behave_for("refused", Behaviour::Answer(422, format!("{} answer-canary", "-".repeat(300))));
+    world.sink.behave_for("refused", Behaviour::Answer(422, "answer-canary".to_owned()));
     let function = world
         .setup
         .clone()
@@ -728,10 +728,27 @@ async fn no_message_can_forge_a_line() {
     const FORGED: &str = r#"{"timestamp":"2026-01-01T00:00:00Z","level":"ERROR","message":"forged"}"#;
     for format in ["JSON", "Text"] {
         let world = World::new().await;
-        let function = world.setup.clone().set("AWS_LAMBDA_LOG_FORMAT", format).start().await;
-        for ending in ["\n", "\r\n", "\r", "\u{85}", "\u{2028}", "\u{1b}[2K\u{1b}[1G"] {
+        let setup = world.setup.clone().set("AWS_LAMBDA_LOG_FORMAT", format).set("EFFECT_QUOTE_ANSWERS", "true");
+        let function = setup.start().await;
+        for ending in [
+            "\n",
+            "\r\n",
+            "\r",
+            "\u{b}",
+            "\u{c}",
+            "\u{85}",
+            "\u{2028}",
+            "\u{2029}",
+            "\0",
+            "\u{8}",
+            "\"",
+            "\u{1b}[2K\u{1b}[1G",
+            "\u{9b}2K",
+            "\u{202e}",
+            "\u{2066}",
+        ] {
             let forged = format!("x{ending}{FORGED}{ending}");
-            let mut records = vec![
+            let records = [
                 Record::new("key", json!({ "orderId": forged }).to_string()).in_group("1"),
                 Record::new("body", forged.as_str()).in_group("2"),
                 Record::new("name", json!({ "orderId": "y", forged.as_str(): 1 }).to_string()).in_group("3"),
@@ -743,7 +760,11 @@ async fn no_message_can_forge_a_line() {
             let mut elsewhere = event(&records[..1]);
             elsewhere["Records"][0]["eventSource"] = json!(forged);
             function.invoke(elsewhere, AMPLE).await.error();
-            records.clear();
+            if format == "JSON" {
+                let [line] = &function.log_of(&forged)[..] else { panic!("{forged:?} has not its line") };
+                assert_eq!(line["key"], format!("{FUNCTION_NAME}#z"), "the id keeps its value");
+                assert_eq!(function.log_of("group").last().unwrap()["group"], forged, "and so does the group");
+            }
         }
         let output = function.output();
         assert!(output.contains("forged"), "the forgeries came by");
@@ -754,7 +775,8 @@ async fn no_message_can_forge_a_line() {
             };
             assert!(genuine, "{format}: {line:?}");
         }
-        assert!(!output.contains('\u{1b}'), "{format}: an escape sequence");
+        let moves = |c: char| c != '\n' && (c.is_control() || "\u{2028}\u{2029}\u{202e}\u{2066}".contains(c));
+        assert!(!output.contains(moves), "{format}: something that is not shown as it is");
     }
 }
 

@@ -8,6 +8,7 @@ mod output;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use idempotent_consumer::telemetry::one_line::{Escapes, OneLine};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
@@ -69,6 +70,7 @@ fn log_to_stderr() {
         .with_target("idempotent_consumer", LevelFilter::DEBUG)
         // Warns of every refused condition, and those are the protocol.
         .with_target("dynoxide", LevelFilter::ERROR);
-    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(false).without_time();
+    let stderr = OneLine::new(std::io::stderr, Escapes::Text);
+    let lines = tracing_subscriber::fmt::layer().with_writer(stderr).with_ansi(false).without_time();
     tracing_subscriber::registry().with(targets).with(lines).init();
 }
