@@ -186,6 +186,19 @@ fn an_effect_that_says_nothing_is_still_an_error() {
     assert!(error.to_string().contains("did not say why"));
 }
 
+#[test]
+fn a_queues_url_with_a_secret_in_it_is_not_shown() {
+    for variable in ["DEAD_LETTER_QUEUE_URL", "QUEUE_URL"] {
+        for value in
+            ["https://user:s3cret@example.com/1/letters.fifo", "https://example.com/1/letters.fifo?token=s3cret"]
+        {
+            let text = read(&[(variable, value)]).unwrap_err().to_string();
+            assert!(text.contains(variable) && text.contains("no queue's URL has"), "{text}");
+            assert!(!text.contains("s3cret"), "{text}");
+        }
+    }
+}
+
 #[cfg(feature = "http")]
 #[test]
 fn a_url_that_is_refused_is_not_shown() {

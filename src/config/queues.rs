@@ -37,8 +37,8 @@ impl Queues {
         retention: Option<Retention>,
         max_receives: u32,
     ) -> Self {
-        let dead_letters = env.optional::<QueueUrl>(DEAD_LETTERS, URL);
-        let queue = env.optional::<QueueUrl>(QUEUE, URL);
+        let dead_letters = queue_url(env, DEAD_LETTERS);
+        let queue = queue_url(env, QUEUE);
         let switch = env.optional::<Switch>(BACK_OFF, "`on` or `off`, the default").unwrap_or(Switch::Off);
         let base = positive::<u64>(env, BASE, false, "a number of seconds, 1 or more, 10 if not set");
         let base = base.map_or_else(|| DEFAULT_BASE.min(visibility), Duration::from_secs);
@@ -71,6 +71,17 @@ impl Queues {
             .map(|(queue, retention)| (queue, BackOffSettings::for_queue(base, visibility, retention, max_receives)));
         Self { dead_letters, back_off }
     }
+}
+
+/// The variable's value if it is set. One that can't be read is shown, unless it looks as if
+/// somebody had put a password or a token into it.
+fn queue_url(env: &mut Environment<'_>, name: &'static str) -> Option<QueueUrl> {
+    let text = env.get(name)?;
+    if text.contains(['@', '?']) {
+        env.secret_problem(name, format!("has an `@` or a `?` in it, which no queue's URL has: {URL}"));
+        return None;
+    }
+    env.optional(name, URL)
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
