@@ -87,6 +87,7 @@ fn keys() {
                     JsonError::DuplicateMember { .. } => "duplicate",
                     JsonError::NumberOutOfRange { .. } => "number",
                     JsonError::TooDeep => "depth",
+                    JsonError::Text { .. } => "text",
                     error => panic!("{name}: {error}"),
                 });
                 assert_eq!(Some(kind), vector.error.as_deref(), "{name}");
