@@ -6,9 +6,17 @@ use std::process::Command;
 
 /// Name and versions of every crate in the binary `consumer`.
 fn crates_of_the_function() -> BTreeMap<String, BTreeSet<String>> {
+    let crates = tree(&[]);
+    assert!(crates.contains_key("aws-sdk-dynamodb") && crates.contains_key("lambda_runtime"), "not a tree: {crates:?}");
+    crates
+}
+
+/// What `cargo tree` says of it.
+fn tree(arguments: &[&str]) -> BTreeMap<String, BTreeSet<String>> {
     let output = Command::new(env!("CARGO"))
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .args(["tree", "--offline", "--locked", "--quiet", "--edges", "normal", "--prefix", "none"])
+        .args(arguments)
         .args(["--package", "idempotent-consumer", "--no-default-features"])
         .args(["--features", "dynamodb,lambda,http,sqs,jmespath"])
         .args(["--target", "x86_64-unknown-linux-gnu", "--target", "aarch64-unknown-linux-gnu"])
@@ -22,7 +30,6 @@ fn crates_of_the_function() -> BTreeMap<String, BTreeSet<String>> {
             crates.entry(name.to_owned()).or_default().insert(version.trim_start_matches('v').to_owned());
         }
     }
-    assert!(crates.contains_key("aws-sdk-dynamodb") && crates.contains_key("lambda_runtime"), "not a tree: {crates:?}");
     crates
 }
 
@@ -72,4 +79,22 @@ fn the_function_holds_nothing_that_only_tools_and_tests_need() {
     ];
     let found: Vec<_> = unwanted.into_iter().filter(|name| crates.contains_key(*name)).collect();
     assert!(found.is_empty(), "{found:?}");
+}
+
+#[test]
+fn every_library_that_logs_is_held_at_warn() {
+    // Their finer lines hold requests. A new one must be put on the list.
+    let telemetry = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/src/telemetry.rs")).unwrap();
+    let (_, list) = telemetry.split_once("with_targets([").unwrap();
+    let (list, _) = list.split_once(']').unwrap();
+    let held: Vec<&str> = list.split(',').map(|name| name.trim().trim_matches('"')).collect();
+    let mut logging = tree(&["--invert", "tracing", "--depth", "1"]);
+    logging.extend(tree(&["--invert", "log", "--depth", "1"]));
+    for ours in ["tracing", "log", "idempotent-consumer"] {
+        assert!(logging.remove(ours).is_some(), "not a tree: {logging:?}");
+    }
+    assert!(logging.len() > 10, "not a tree: {logging:?}");
+    for name in logging.keys().map(|name| name.replace('-', "_")) {
+        assert!(held.iter().any(|library| name.starts_with(library)), "{name} logs, and is held by none of {held:?}");
+    }
 }
