@@ -628,6 +628,8 @@ async fn verify_takes_the_result_of_an_earlier_attempt() {
     );
     assert_eq!(get.headers["idempotency-key"], post.headers["idempotency-key"]);
     assert_eq!(get.headers["cache-control"], "no-cache");
+    let attempts = [post, get].map(|request| request.headers["idempotency-attempt"].as_str());
+    assert_eq!(attempts, ["1", "2"], "a target that is asked can refuse the earlier attempt from then on");
     assert!(get.body.is_empty());
 }
 

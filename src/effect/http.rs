@@ -39,9 +39,10 @@
 //!   the first.
 //! * `verify`: the target answers a GET of the same URL with the same `Idempotency-Key`:
 //!   200 with the result if it was applied, 404 if it certainly was not *and will not be*,
-//!   e.g. by a request still on its way. No answer, or one that says "not now" (408, 425,
-//!   429, 5xx), changes nothing: it is asked again at the next delivery. Any other answer
-//!   parks the message. The GET says
+//!   e.g. by a request still on its way: the GET carries the `Idempotency-Attempt` under
+//!   which it is asked, and a target that answers 409 to lower ones from then on can be
+//!   sure. No answer, or one that says "not now" (408, 425, 429, 5xx), changes nothing: it
+//!   is asked again at the next delivery. Any other answer parks the message. The GET says
 //!   `Cache-Control: no-cache`, as caches go by the URL and not by the key.
 //! * `park`: nothing is asked of the target.
 //!
@@ -165,8 +166,10 @@ impl HttpEffect {
             .ok()
     }
 
-    fn with_key(request: RequestBuilder, attempt: &Attempt<'_>) -> RequestBuilder {
-        request.header(IDEMPOTENCY_KEY, header_text(attempt.key().value()))
+    fn for_attempt(request: RequestBuilder, attempt: &Attempt<'_>) -> RequestBuilder {
+        request
+            .header(IDEMPOTENCY_KEY, header_text(attempt.key().value()))
+            .header(IDEMPOTENCY_ATTEMPT, HeaderValue::from(attempt.number()))
     }
 
     /// Sends a request. Once this is `Ok` the target has answered with a status.
@@ -204,8 +207,7 @@ impl Effect for HttpEffect {
 
     async fn apply(&self, (): &(), attempt: &Attempt<'_>) -> Result<HttpResult, EffectError> {
         let message = attempt.message();
-        let request = Self::with_key(self.client.post(self.url.clone()), attempt)
-            .header(IDEMPOTENCY_ATTEMPT, HeaderValue::from(attempt.number()))
+        let request = Self::for_attempt(self.client.post(self.url.clone()), attempt)
             .header(MESSAGE_ID, header_text(&message.id))
             .header(CONTENT_TYPE, content_type(&message.body))
             .body(message.body.clone());
@@ -213,7 +215,7 @@ impl Effect for HttpEffect {
     }
 
     async fn verify(&self, (): &(), attempt: &Attempt<'_>) -> Result<Verification<HttpResult>, EffectError> {
-        let request = Self::with_key(self.client.get(self.url.clone()), attempt)
+        let request = Self::for_attempt(self.client.get(self.url.clone()), attempt)
             .header(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
         answer::to_get(self.send(request).await?, self.quote_answers).await
     }
