@@ -8,7 +8,7 @@ SHELL := /bin/bash
 VENV := .tools/venv
 PYTHON := $(VENV)/bin/python
 
-.PHONY: help demo demo-forget test check unit e2e template deny audit tools
+.PHONY: help demo demo-forget test check unit e2e template deny audit tools proof
 
 help: ## what there is
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -45,6 +45,9 @@ audit: tools ## known advisories against the dependencies; fetches their databas
 e2e: tools ## template.yaml deployed to an emulator, real sends, the real binary
 	cargo build --no-default-features --features dynamodb,lambda,http,sqs,jmespath --bin consumer
 	$(PYTHON) tests/e2e/run.py --binary $(or $(CARGO_TARGET_DIR),target)/debug/consumer
+
+proof: tools ## the protocol checked, the code attacked: one table, some minutes
+	tests/proof.sh
 
 tools: $(VENV)/.installed
 

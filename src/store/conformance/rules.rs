@@ -109,8 +109,8 @@ impl History {
             (0..=2, _, Some(seen)) => {
                 let request = ClaimRequest { id: seen.id.clone(), ..self.request() };
                 // Nobody takes over from itself: every request has an owner of its own.
-                let owned = seen.owner() == Some(&request.owner);
-                let owner = if owned { Owner::new("owner 4") } else { request.owner };
+                let own = seen.owner() == Some(&request.owner);
+                let owner = if own { Owner::new("owner 4") } else { request.owner };
                 Call::TakeOver(seen, ClaimRequest { owner, ..request })
             }
             (3..=4, Some(claim), _) => {

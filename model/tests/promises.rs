@@ -1,0 +1,154 @@
+//! The promises hold in every state of every world, and the worlds are as large as they
+//! were.
+#![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
+
+mod common;
+
+use std::collections::BTreeSet;
+use std::fmt::Write;
+
+use idempotent_consumer::effect::Recovery;
+use idempotent_consumer::record::{Record, RecordId, State};
+use idempotent_consumer::time::EpochSeconds;
+use idempotent_consumer_model::setting::{EVERY_FAULT, Fault, Path, Payload, Sent, Setting, sent};
+use idempotent_consumer_model::story;
+use stateright::{Checker, HasDiscoveries, Model};
+
+const RERUN: Path = Path::Claimed(Recovery::Rerun);
+const VERIFY: Path = Path::Claimed(Recovery::Verify);
+const PARK: Path = Path::Claimed(Recovery::Park);
+const PATHS: [(Path, &str); 4] =
+    [(RERUN, "rerun"), (VERIFY, "verify"), (PARK, "park"), (Path::Transaction, "transaction")];
+
+/// Every outcome that the protocol has, for effects that are protected while the store is
+/// there and whose status every version knows.
+const OUTCOMES: [&str; 14] = [
+    "conflict",
+    "executed",
+    "fenced",
+    "in-flight",
+    "not-applied",
+    "not-recorded",
+    "parked",
+    "permanent",
+    "recovered",
+    "rejected",
+    "replayed",
+    "store-failed",
+    "unknown",
+    "unstarted",
+];
+
+/// A claim without a lease, written by other software whose process died.
+fn leaseless(expires: u64) -> Record {
+    Record {
+        id: RecordId::new("0"),
+        state: State::InProgress { owner: None, lease: None },
+        attempt: 1,
+        expires: EpochSeconds::new(expires),
+        fingerprint: None,
+        message_id: None,
+        claimed_at: None,
+    }
+}
+
+fn other(key: usize, group: usize, payload: Payload) -> Sent {
+    Sent { key, group, payload }
+}
+
+/// What is in the worlds, and who explores them.
+fn worlds() -> Vec<(&'static str, Vec<(&'static str, Setting)>)> {
+    let all = |make: &dyn Fn(Path) -> Setting| PATHS.map(|(path, name)| (name, make(path))).to_vec();
+    let some = |paths: &[Path], make: &dyn Fn(Path) -> Setting| {
+        all(make).into_iter().filter(|(_, setting)| paths.contains(&setting.path)).collect::<Vec<_>>()
+    };
+    let one = [sent(0, 0)];
+    let duplicate = [sent(0, 0), sent(0, 1)];
+    let group = [sent(0, 0), sent(1, 0)];
+    let crossed = [sent(0, 0), sent(1, 0), sent(1, 1)];
+    let bad = [other(0, 0, Payload::Poison), sent(1, 0), other(1, 1, Payload::Another)];
+    vec![
+        ("one message, 3 faults", all(&|path| Setting::new(path, &one, 3))),
+        ("a duplicate in another group, 2 faults", all(&|path| Setting::new(path, &duplicate, 2))),
+        ("a group of two, 2 faults", all(&|path| Setting::new(path, &group, 2))),
+        ("a group of two, one of them also in another, 1 fault", all(&|path| Setting::new(path, &crossed, 1))),
+        (
+            "clocks 1 s apart, as allowed; a duplicate, 1 fault",
+            all(&|path| Setting::new(path, &duplicate, 1).clocks(&[0, 1])),
+        ),
+        ("clocks 1 s apart, one message, 2 faults", all(&|path| Setting::new(path, &one, 2).clocks(&[1, 0]))),
+        (
+            "clocks 4 s apart, more than allowed; a duplicate, 1 fault",
+            some(&[RERUN, PARK, Path::Transaction], &|path| Setting::new(path, &duplicate, 1).clocks(&[0, 4])),
+        ),
+        (
+            "requests to the target arrive however late; one message, 2 faults",
+            some(&[RERUN, PARK], &|path| Setting::new(path, &one, 2).with_effects_of_any_age()),
+        ),
+        (
+            "the same with clocks 4 s apart and a target that refuses lower attempts; a duplicate, 1 fault",
+            some(&[VERIFY], &|path| {
+                let worst = Setting::new(path, &duplicate, 1).clocks(&[0, 4]).with_effects_of_any_age();
+                worst.with_a_target_that_fences()
+            }),
+        ),
+        ("a poison message first, a conflict in another group, 1 fault", all(&|path| Setting::new(path, &bad, 1))),
+        (
+            "an operator resolves what was parked; one message, 2 faults",
+            some(&[VERIFY, PARK], &|path| Setting::new(path, &one, 2).with_operator()),
+        ),
+        (
+            "a claim without a lease, expired or expiring, stands there; 1 fault",
+            all(&|path| Setting::new(path, &one, 1).records(&[leaseless(7)])),
+        ),
+    ]
+}
+
+#[test]
+fn the_promises_hold_in_every_state() {
+    let mut table =
+        String::from("| world | `rerun` | `verify` | `park` | transaction |\n| --- | --- | --- | --- | --- |\n");
+    let mut states = 0;
+    let mut explored = 0;
+    let mut reached = BTreeSet::new();
+    for (name, settings) in worlds() {
+        write!(table, "| {name} |").unwrap();
+        for (_, path) in PATHS {
+            let Some((_, setting)) = settings.iter().find(|(name, _)| *name == path) else {
+                table.push_str(" – |");
+                continue;
+            };
+            let checker =
+                setting.clone().checker().threads(2).finish_when(HasDiscoveries::AnyFailures).spawn_bfs().join();
+            if let Some((promise, trace)) = checker.discoveries().into_iter().next() {
+                let story = story::tell(setting, trace.into_vec()).join("\n  ");
+                panic!("{name}, {path}: broken: {promise}\n  {story}");
+            }
+            let count = checker.unique_state_count();
+            write!(table, " {} |", grouped(count)).unwrap();
+            reached.extend(setting.reached.names());
+            states += count;
+            explored += 1;
+        }
+        table.push('\n');
+    }
+    assert_eq!(reached.into_iter().collect::<Vec<_>>(), OUTCOMES, "the outcomes that were reached");
+    assert_eq!(EVERY_FAULT.len(), Fault::LetterLost as usize + 1);
+    write!(table, "\n{} states in {explored} worlds.\n", grouped(states)).unwrap();
+    common::compare("model/tests/promises.rs", &table);
+    let extent = format!("{} states in {explored} worlds", grouped(states));
+    common::proof::note("model", &extent, "no promise is broken in any");
+}
+
+/// A number with its thousands apart.
+fn grouped(number: usize) -> String {
+    let digits = number.to_string();
+    let mut grouped = String::new();
+    for (place, digit) in digits.chars().enumerate() {
+        if place > 0 && (digits.len() - place).is_multiple_of(3) {
+            grouped.push(',');
+        }
+        grouped.push(digit);
+    }
+    grouped
+}
