@@ -196,8 +196,8 @@ impl Turn {
             && self.next_waits()
         {
             let last = self.last_receive.get(self.position).copied().unwrap_or_default();
-            let mut stops = if last { end.stops_on_last_receive } else { end.stops };
-            let done = end.disposition == Disposition::Ack;
+            let mut stops = if last { end.then.stops_on_last_receive } else { end.then.stops };
+            let done = end.then.disposition == Disposition::Ack;
             let mut told = Told { name: end.name, done, result: end.result.clone() };
             if (end.name == "in-flight" && !setting.has(Guard::InFlightNotAcked))
                 || (end.name == "not-recorded" && !setting.has(Guard::ResultBeforeAck))
@@ -228,7 +228,7 @@ impl Turn {
     /// The rest of the batch is not begun.
     fn stop(&mut self) {
         let not_begun = End::of(Outcome::Unstarted { why: Unstarted::GroupStopped });
-        let told = Told { name: not_begun.name, done: not_begun.disposition == Disposition::Ack, result: None };
+        let told = Told { name: not_begun.name, done: not_begun.then.disposition == Disposition::Ack, result: None };
         self.reports.resize(self.messages.len(), told);
         self.position = self.messages.len();
         self.current = Step::Tell;
@@ -400,7 +400,7 @@ fn over(outcome: Outcome) -> Step {
 }
 
 fn after(end: End) -> Step {
-    if end.disposition == Disposition::DeadLetter { Step::HandOver(end) } else { Step::Ended(end) }
+    if end.then.disposition == Disposition::DeadLetter { Step::HandOver(end) } else { Step::Ended(end) }
 }
 
 fn enter(setting: &Setting, claim: Claim, taken_over: bool) -> Step {

@@ -103,10 +103,19 @@ pub struct EffectRequest {
 pub struct End {
     /// The outcome's name.
     pub name: &'static str,
-    /// What the queue is to be told.
-    pub disposition: Disposition,
     /// The key's result, if it has one.
     pub result: Option<String>,
+    /// What follows from it.
+    pub then: Consequence,
+    /// What follows once a dead letter was sent.
+    pub after_its_letter: Consequence,
+}
+
+/// What follows from the end of a message's turn, as its [`Report`] has it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Consequence {
+    /// What the queue is to be told.
+    pub disposition: Disposition,
     /// Whether it stops its group.
     pub stops: bool,
     /// The same, if this was the last receive.
@@ -119,28 +128,28 @@ impl End {
     pub fn of(outcome: Outcome) -> Self {
         let name = outcome.name();
         let result = outcome.result().map(|result| result.json.clone());
-        let report = report(outcome);
-        Self {
-            name,
-            disposition: report.disposition(),
-            result,
-            stops: report.stops_its_group(false),
-            stops_on_last_receive: report.stops_its_group(true),
-        }
+        let mut report =
+            Report { message_id: String::new(), group: None, key: None, attempt: None, outcome, dead_lettered: false };
+        let then = Consequence::of(&report);
+        report.dead_lettered = true;
+        Self { name, result, then, after_its_letter: Consequence::of(&report) }
     }
 
     /// The same after a dead letter was sent.
     #[must_use]
-    pub fn dead_lettered(mut self) -> Self {
-        self.disposition = Disposition::Ack;
-        self.stops = false;
-        self.stops_on_last_receive = false;
-        self
+    pub fn dead_lettered(self) -> Self {
+        Self { then: self.after_its_letter, ..self }
     }
 }
 
-fn report(outcome: Outcome) -> Report {
-    Report { message_id: String::new(), group: None, key: None, attempt: None, outcome, dead_lettered: false }
+impl Consequence {
+    fn of(report: &Report) -> Self {
+        Self {
+            disposition: report.disposition(),
+            stops: report.stops_its_group(false),
+            stops_on_last_receive: report.stops_its_group(true),
+        }
+    }
 }
 
 impl World {
