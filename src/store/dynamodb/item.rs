@@ -136,14 +136,29 @@ pub(super) fn to_record(item: &Item) -> Result<Record, StoreError> {
     })
 }
 
-/// A DynamoDB number, its fraction dropped; negative ones count as zero.
+/// A DynamoDB number, its fraction dropped; negative ones count as zero. Exact, because a
+/// condition expression is: through a double, 1899999999.999999999 would be 1900000000.
 fn whole_number(value: &AttributeValue) -> Option<u64> {
+    /// DynamoDB has no number of more digits before the point.
+    const MOST_DIGITS: i64 = 126;
+
     let text = value.as_n().ok()?;
-    if let Ok(whole) = text.parse::<u64>() {
-        return Some(whole);
+    let (mantissa, exponent) = text.split_once(['e', 'E']).unwrap_or((text, "0"));
+    let (mantissa, negative) = match mantissa.strip_prefix('-') {
+        Some(mantissa) => (mantissa, true),
+        None => (mantissa, false),
+    };
+    let (integer, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
+    let places = exponent.parse::<i64>().ok()?.checked_add(i64::try_from(integer.len()).ok()?)?;
+    let digits = [integer, fraction].concat();
+    if digits.is_empty() || !digits.bytes().all(|digit| digit.is_ascii_digit()) {
+        return None;
     }
-    let float = text.parse::<f64>().ok()?;
-    // A cast saturates: below zero gives 0.
-    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-    (!float.is_nan()).then_some(float as u64)
+    if negative {
+        return Some(0);
+    }
+    let mut digits = digits.bytes().map(|digit| u64::from(digit - b'0')).chain(std::iter::repeat(0));
+    let whole = (0..places.min(MOST_DIGITS))
+        .fold(0_u64, |whole, _| whole.saturating_mul(10).saturating_add(digits.next().unwrap_or(0)));
+    Some(whole)
 }
