@@ -86,6 +86,13 @@ fn what_is_no_sqs_event_is_an_error_and_never_an_empty_list() {
         (json!({ "Records": null }), "`Records` is no list"),
         (json!({ "Records": {} }), "`Records` is no list"),
         (json!({ "Records": ["m-1"] }), "record 0 has a member of another type"),
+        // Serde would take a list of the members for the object that has them.
+        (json!([[]]), "no `Records`"),
+        (json!([[record(|_| {})]]), "no `Records`"),
+        (
+            json!({ "Records": [["m-1", "AQEB", "{}", null, null, {}, {}, null, "aws:sqs", null]] }),
+            "record 0 has a member of another type",
+        ),
         (
             json!({ "Records": [record(|r| r["body"] = json!({ "secret": 1 }))] }),
             "record 0 has a member of another type",

@@ -1,4 +1,4 @@
-//! SQS events that Lambda delivers: [`SqsEvent`] in, [`SqsBatchResponse`] out.
+//! SQS events that Lambda delivers: [`SqsEvent`](aws_lambda_events::event::sqs::SqsEvent) in, [`SqsBatchResponse`] out.
 //!
 //! What Lambda makes of the answer decides what the queue keeps, so it is checked here:
 //! an identifier that is empty or unknown fails the whole batch, and one that is left out
@@ -6,10 +6,14 @@
 //! ignored.
 
 use std::collections::BTreeMap;
+use std::fmt;
+use std::marker::PhantomData;
 use std::time::Duration;
 
-use aws_lambda_events::event::sqs::{SqsBatchResponse, SqsEvent, SqsMessage};
+use aws_lambda_events::event::sqs::{SqsBatchResponse, SqsMessage};
 use lambda_runtime::{Context, Diagnostic, LambdaEvent};
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
@@ -107,9 +111,42 @@ fn deadline(millis: u64, clock: &dyn Clock) -> Deadline {
 
 /// The messages of an SQS event, given as JSON.
 pub fn messages(payload: &str, settings: &SourceSettings) -> Result<Vec<Message>, InvocationError> {
-    let event: SqsEvent = serde_json::from_str(payload).map_err(|_| InvocationError::NotSqs(what_is_wrong(payload)))?;
-    let messages = event.records.into_iter().enumerate().map(|(position, record)| message(position, record));
+    let Object(event): Object<Event> =
+        serde_json::from_str(payload).map_err(|_| InvocationError::NotSqs(what_is_wrong(payload)))?;
+    let records = event.records.into_iter().enumerate();
+    let messages = records.map(|(position, Object(record))| message(position, record));
     messages.map(|message| Ok(settings.read(message?))).collect()
+}
+
+/// An SQS event.
+#[derive(serde::Deserialize)]
+struct Event {
+    #[serde(rename = "Records")]
+    records: Vec<Object<SqsMessage>>,
+}
+
+/// What is read from an object and nothing else. Of itself serde takes a list of a struct's
+/// members too: `[[]]` for an event without messages, which would be answered "no failures".
+struct Object<T>(T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Members<T>(PhantomData<T>);
+
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for Members<T> {
+            type Value = Object<T>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, members: A) -> Result<Object<T>, A::Error> {
+                T::deserialize(MapAccessDeserializer::new(members)).map(Object)
+            }
+        }
+
+        deserializer.deserialize_map(Members(PhantomData))
+    }
 }
 
 /// Why a payload can't be read as an SQS event. Serde would say so too, and quote values
@@ -122,7 +159,7 @@ fn what_is_wrong(payload: &str) -> String {
         None => "it has no `Records`".to_owned(),
         Some(Value::Array(records)) => {
             let unreadable =
-                records.into_iter().position(|record| serde_json::from_value::<SqsMessage>(record).is_err());
+                records.into_iter().position(|record| serde_json::from_value::<Object<SqsMessage>>(record).is_err());
             match unreadable {
                 Some(position) => format!("record {position} has a member of another type than SQS gives it"),
                 None => "it can't be read".to_owned(),
