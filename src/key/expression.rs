@@ -42,7 +42,7 @@ use crate::message::Message;
 /// it. To the functions of JMESPath come two of AWS Powertools: `powertools_json` reads a
 /// text as JSON, and `powertools_base64` and `powertools_base64_gzip` decode one.
 ///
-/// Three things to know:
+/// Four things to know:
 ///
 /// * JMESPath can't tell null from nothing, and its `||` passes over an empty string and
 ///   `false` as well. `/id | /orderId` rejects a message whose `id` is null or empty, and
@@ -51,6 +51,7 @@ use crate::message::Message;
 ///   and whatever was computed, are refused as a key; but a filter such as
 ///   ``[?id == `9007199254740993`]`` takes the neighbours too.
 /// * A projection (`items[*].sku`) is refused if an element has nothing there.
+/// * An expression has at most 64 brackets and operators.
 ///
 /// ```
 /// use idempotent_consumer::json::Json;

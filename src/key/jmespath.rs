@@ -26,6 +26,11 @@ use super::value::from_text;
 use super::{InvalidKeyExpression, KeyError};
 use crate::json::{Json, Number};
 
+/// Each of these may take the parser and the evaluator a level deeper, and a level is some
+/// kilobytes of stack: unlimited, an expression could end the whole process.
+const OPERATORS: [char; 11] = ['(', '[', '{', '!', '&', '.', '|', '*', '=', '<', '>'];
+const MAX_OPERATORS: usize = 64;
+
 /// A JMESPath expression that names one or more parts of the body.
 #[derive(Debug, Clone)]
 pub(super) struct Query {
@@ -51,6 +56,9 @@ impl Query {
         };
         if text.is_empty() {
             return Err(invalid(0, "it is empty; write it as in `jmespath:order.id`".to_owned()));
+        }
+        if let Some((offset, _)) = text.match_indices(OPERATORS).nth(MAX_OPERATORS) {
+            return Err(invalid(offset, format!("it has more than {MAX_OPERATORS} brackets and operators; use fewer")));
         }
         let mut ast = jmespath::parse(text).map_err(|error| invalid(error.offset, problem(&error)))?;
         check_functions(&mut ast).map_err(|(offset, problem)| invalid(offset, problem))?;
