@@ -8,7 +8,10 @@ SHELL := /bin/bash
 VENV := .tools/venv
 PYTHON := $(VENV)/bin/python
 
-.PHONY: help demo demo-forget test check unit e2e template deny audit tools proof
+# How long each target is fuzzed.
+FUZZ_SECONDS ?= 60
+
+.PHONY: help demo demo-forget test check unit e2e template deny audit fuzz tools proof soak
 
 help: ## what there is
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -48,6 +51,17 @@ e2e: tools ## template.yaml deployed to an emulator, real sends, the real binary
 
 proof: tools ## the protocol checked, the code attacked: one table, some minutes
 	tests/proof.sh
+
+# Besides what the rest needs: a nightly compiler and cargo-fuzz. New inputs go to
+# target/fuzz; what is worth keeping is copied to fuzz/corpus by hand. Without the address
+# sanitizer: there is no unsafe code here to find out about.
+fuzz: ## look for new inputs that break a property (FUZZ_SECONDS for each target)
+	cp Cargo.lock fuzz/Cargo.lock
+	@for target in $$(basename -s .rs fuzz/fuzz_targets/*.rs); do \
+	  mkdir -p target/fuzz/$$target; \
+	  cargo +nightly fuzz run --sanitizer none $$target target/fuzz/$$target fuzz/corpus/$$target -- \
+	    -max_total_time=$(FUZZ_SECONDS) -timeout=20; \
+	done
 
 tools: $(VENV)/.installed
 

@@ -26,6 +26,8 @@ mod item;
 mod result;
 mod transaction;
 
+use std::collections::HashMap;
+
 pub use self::transaction::{CommitOutcome, Refusal, WriteRefusal};
 use aws_sdk_dynamodb::Client;
 use aws_sdk_dynamodb::config::StalledStreamProtectionConfig;
@@ -43,6 +45,22 @@ use super::{BoxFuture, ClaimOutcome, FencedOutcome, Store, StoreError, StoreErro
 use crate::aws;
 use crate::record::{self, Claim, ClaimRequest, Completion, Parking, Record, RecordId, State};
 use crate::time::Lease;
+
+/// The record that an item of the table holds, whoever wrote it: how every item is read
+/// here. For tools that scan a table, and for tests.
+///
+/// An error is a [`StoreErrorKind::Unreadable`]: no string `id`, or a binary result that is
+/// none of ours.
+#[allow(clippy::implicit_hasher)] // the SDK's own type
+pub fn record_of_item(item: &HashMap<String, AttributeValue>) -> Result<Record, StoreError> {
+    item::to_record(item)
+}
+
+/// The item that holds a record: how every record is written here.
+#[must_use]
+pub fn item_of_record(record: &Record) -> HashMap<String, AttributeValue> {
+    item::from_record(record)
+}
 
 /// The item that [`DynamoDbStore::warm_up`] asks for. No scope is empty, so no key has it.
 const WARM_UP_ID: &str = "#warm-up";
