@@ -10,6 +10,8 @@ PYTHON := $(VENV)/bin/python
 
 # How long each target is fuzzed.
 FUZZ_SECONDS ?= 60
+# How long `make soak` takes.
+SOAK_SECONDS ?= 1200
 
 .PHONY: help demo demo-forget test check unit e2e template deny audit fuzz tools proof soak
 
@@ -62,6 +64,11 @@ fuzz: ## look for new inputs that break a property (FUZZ_SECONDS for each target
 	  cargo +nightly fuzz run --sanitizer none $$target target/fuzz/$$target fuzz/corpus/$$target -- \
 	    -max_total_time=$(FUZZ_SECONDS) -timeout=20; \
 	done
+
+soak: tools ## crash and chaos for SOAK_SECONDS (1200), by CHAOS_SEED; writes soak-report.md
+	cargo build --examples --all-features
+	CHAOS_SECONDS=$(SOAK_SECONDS) CHAOS_SEED=$${CHAOS_SEED:-$$(date +%s)} CHAOS_REPORT=1 \
+	  cargo test --all-features --test chaos -- --exact whatever_fails_every_promise_is_kept --nocapture
 
 tools: $(VENV)/.installed
 

@@ -1,13 +1,18 @@
 //! What stands between a function and its table when a test wants the network to fail.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing)]
 
+mod exchange;
+
 use std::collections::HashSet;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::watch;
 
+use self::exchange::exchange;
 use super::wait::until;
 use super::wire::Connection;
 
@@ -29,6 +34,16 @@ pub enum Passage {
     LoseRequest,
     /// It is not forwarded, and answered with an internal error.
     Refuse,
+    /// It is not forwarded, and answered with a throttling error.
+    Throttle,
+    /// It is forwarded that much later, even if its sender is gone by then.
+    Late(Duration),
+    /// A lie: it is forwarded that much later, its condition as one that always holds.
+    Unfenced(Duration),
+    /// A lie: a refusal is answered as a success.
+    Granted,
+    /// A lie: it is not forwarded, and answered as a success.
+    Forgotten,
 }
 
 /// One request.
@@ -57,6 +72,12 @@ pub enum Counted {
     /// never has its answer.
     Calls,
 }
+
+/// Says what becomes of a request, by its operation and body.
+type Decide = Box<dyn FnMut(&str, &str) -> Passage + Send>;
+
+/// Is told of each request once its fate is known: before its sender is.
+type Watch = Arc<dyn Fn(&Exchange) + Send + Sync>;
 
 /// Every n-th request or call, whatever the operation.
 struct Periodic {
@@ -96,6 +117,11 @@ struct Shared {
     periodic: Mutex<Option<Periodic>>,
     rules: Mutex<Vec<Rule>>,
     exchanges: Mutex<Vec<Exchange>>,
+    decide: Mutex<Option<Decide>>,
+    watch: Mutex<Option<Watch>>,
+    order: Mutex<Option<Arc<tokio::sync::Mutex<()>>>>,
+    /// Requests that were taken and are not with DynamoDB yet.
+    underway: AtomicUsize,
     /// How often the held requests were let go.
     releases: watch::Sender<usize>,
     cut: watch::Sender<bool>,
@@ -103,7 +129,10 @@ struct Shared {
 
 impl Shared {
     /// The latest rule decides.
-    fn passage_of(&self, operation: &str, call: &str) -> Passage {
+    fn passage_of(&self, operation: &str, call: &str, body: &str) -> Passage {
+        if let Some(decide) = self.decide.lock().unwrap().as_mut() {
+            return decide(operation, body);
+        }
         if let Some(passage) = self.periodic.lock().unwrap().as_mut().and_then(|rule| rule.passage_of(call)) {
             return passage;
         }
@@ -114,6 +143,19 @@ impl Shared {
             rules.remove(position);
         }
         passage
+    }
+
+    /// The request's fate is known.
+    fn settle(&self, position: usize, status: Option<u16>) {
+        let exchange = {
+            let mut exchanges = self.exchanges.lock().unwrap();
+            exchanges[position].status = status;
+            exchanges[position].clone()
+        };
+        let watch = self.watch.lock().unwrap().clone();
+        if let Some(watch) = watch {
+            watch(&exchange);
+        }
     }
 }
 
@@ -158,6 +200,33 @@ impl DynamoProxy {
     /// Ends [`every`](Self::every).
     pub fn spare_all(&self) {
         *self.shared.periodic.lock().unwrap() = None;
+    }
+
+    /// From now on `decide` says how each request passes, and no rule does.
+    pub fn decide(&self, decide: impl FnMut(&str, &str) -> Passage + Send + 'static) {
+        *self.shared.decide.lock().unwrap() = Some(Box::new(decide));
+    }
+
+    /// From now on `watch` is told of each request once its fate is known, and its sender is
+    /// told after that.
+    pub fn watch(&self, watch: impl Fn(&Exchange) + Send + Sync + 'static) {
+        *self.shared.watch.lock().unwrap() = Some(Arc::new(watch));
+    }
+
+    /// From now on no two requests of proxies that share `order` are at DynamoDB at once, so
+    /// that what they [watch](Self::watch) comes in the order in which it was done.
+    pub fn in_turn(&self, order: &Arc<tokio::sync::Mutex<()>>) {
+        *self.shared.order.lock().unwrap() = Some(Arc::clone(order));
+    }
+
+    /// How many requests may yet reach DynamoDB.
+    pub fn underway(&self) -> usize {
+        self.shared.underway.load(Ordering::SeqCst)
+    }
+
+    /// How many requests came so far.
+    pub fn count(&self) -> usize {
+        self.shared.exchanges.lock().unwrap().len()
     }
 
     /// From now on requests are forwarded to another place.
@@ -240,6 +309,10 @@ impl Absent {
             periodic: Mutex::default(),
             rules: Mutex::default(),
             exchanges: Mutex::default(),
+            decide: Mutex::default(),
+            watch: Mutex::default(),
+            order: Mutex::default(),
+            underway: AtomicUsize::new(0),
             releases: watch::Sender::new(0),
             cut: watch::Sender::new(false),
         });
@@ -266,8 +339,9 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
 async fn forward(mut client: Connection, shared: &Arc<Shared>) {
     while let Some(request) = client.read().await {
         let operation = request.header("x-amz-target").and_then(|target| target.split('.').next_back()).unwrap_or("?");
+        let call = request.header("amz-sdk-invocation-id").unwrap_or_default();
         let mut releases = shared.releases.subscribe();
-        let passage = shared.passage_of(operation, request.header("amz-sdk-invocation-id").unwrap_or_default());
+        let passage = shared.passage_of(operation, call, &request.body);
         let position = {
             let mut exchanges = shared.exchanges.lock().unwrap();
             exchanges.push(Exchange {
@@ -278,24 +352,31 @@ async fn forward(mut client: Connection, shared: &Arc<Shared>) {
             });
             exchanges.len() - 1
         };
-        match passage {
-            Passage::Free | Passage::HoldAnswer | Passage::LoseAnswer | Passage::TruncateAnswer => {}
-            Passage::LoseRequest => return,
-            Passage::HoldRequest => releases.changed().await.unwrap(),
-            Passage::Refuse => {
-                client.answer(500, r#"{"__type":"com.amazonaws.dynamodb.v20120810#InternalServerError"}"#).await;
-                continue;
+        let error = |kind: &str| format!(r#"{{"__type":"com.amazonaws.dynamodb.v20120810#{kind}"}}"#);
+        let instead = match passage {
+            Passage::HoldRequest => {
+                releases.changed().await.unwrap();
+                None
             }
+            Passage::LoseRequest => return shared.settle(position, None),
+            Passage::Refuse => Some((500, error("InternalServerError"))),
+            Passage::Throttle => Some((400, error("ProvisionedThroughputExceededException"))),
+            Passage::Forgotten => Some((200, "{}".to_owned())),
+            _ => None,
+        };
+        if let Some((status, body)) = instead {
+            shared.settle(position, None);
+            client.answer(status, &body).await;
+            continue;
         }
-        let upstream = shared.upstream.lock().unwrap().clone();
-        let Ok(mut upstream) = Connection::connect(&upstream).await else { return };
-        upstream.write(&request.bytes).await;
-        let Some(answer) = upstream.read().await else { return };
-        shared.exchanges.lock().unwrap()[position].status = Some(answer.status());
+        // A task of its own: what is sent is seen to its end, though the client be cut off.
+        let exchange = tokio::spawn(exchange(Arc::clone(shared), request, position, passage));
+        let Some(answer) = exchange.await.unwrap() else { return };
         match passage {
             Passage::HoldAnswer => return client.closed().await,
             Passage::LoseAnswer => return,
             Passage::TruncateAnswer => return client.write_and_close(&answer.bytes[..answer.bytes.len() - 1]).await,
+            Passage::Granted if answer.status() == 400 => client.answer(200, "{}").await,
             _ => client.write(&answer.bytes).await,
         }
     }

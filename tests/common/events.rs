@@ -46,10 +46,19 @@ impl Record {
         self.group.as_deref()
     }
 
+    pub fn body(&self) -> &str {
+        &self.body
+    }
+
     /// The message's `count`-th delivery.
     pub fn received(mut self, count: u32) -> Self {
         self.receive_count = count;
         self
+    }
+
+    /// The message attribute of that name.
+    pub fn attribute(&self, name: &str) -> Option<&str> {
+        self.attributes.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
     }
 
     /// One more message attribute.

@@ -143,6 +143,22 @@ impl Function {
         self.child.wait().unwrap();
     }
 
+    /// Sends it a signal, such as `STOP`.
+    pub fn signal(&self, name: &str) {
+        let sent = Command::new("kill").args([format!("-{name}"), self.id().to_string()]).status().unwrap();
+        assert!(sent.success(), "kill -{name}: {sent}");
+    }
+
+    /// The process's number.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Whether it has ended.
+    pub fn has_ended(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_some()
+    }
+
     /// Waits until it has ended by itself.
     pub async fn exit(&mut self) -> ExitStatus {
         exit_status(&mut self.child).await

@@ -26,14 +26,17 @@ pub enum Answer {
     Body(Value),
 }
 
-#[derive(Debug, Default)]
+/// Is told operation and body of what is done, before the answer is sent.
+type Watch = Arc<dyn Fn(&str, &Value) + Send + Sync>;
+
+#[derive(Default)]
 struct Shared {
     requests: Mutex<Vec<(String, Value)>>,
     answers: Mutex<VecDeque<Answer>>,
+    watch: Mutex<Option<Watch>>,
 }
 
 /// An SQS on a loopback port.
-#[derive(Debug)]
 pub struct Sqs {
     pub url: String,
     shared: Arc<Shared>,
@@ -64,6 +67,11 @@ impl Sqs {
         self.shared.answers.lock().unwrap().extend(answers);
     }
 
+    /// From now on `watch` is told of what is done.
+    pub fn watch(&self, watch: impl Fn(&str, &Value) + Send + Sync + 'static) {
+        *self.shared.watch.lock().unwrap() = Some(Arc::new(watch));
+    }
+
     /// Operation and body of each request so far.
     pub fn requests(&self) -> Vec<(String, Value)> {
         self.shared.requests.lock().unwrap().clone()
@@ -80,6 +88,10 @@ async fn answer(State(shared): State<Arc<Shared>>, headers: HeaderMap, body: Str
     let body: Value = serde_json::from_str(&body).unwrap();
     shared.requests.lock().unwrap().push((operation.clone(), body.clone()));
     let next = shared.answers.lock().unwrap().pop_front();
+    let watch = shared.watch.lock().unwrap().clone();
+    if let Some(watch) = watch.filter(|_| !matches!(next, Some(Answer::Error(..)))) {
+        watch(&operation, &body);
+    }
     let done = match operation.as_str() {
         "SendMessage" => json!({ "MessageId": "sent" }),
         "ChangeMessageVisibilityBatch" => {
