@@ -142,10 +142,10 @@ impl Round {
             0 => (Mode::Rerun, false),
             1 => (Mode::Park, false),
             2 => (Mode::Transactional, false),
-            // `verify` relies on the skew, as the target does not know of claims.
+            3 => (Mode::Verify, false),
             4 => (Mode::Rerun, true),
             5 => (Mode::Park, true),
-            _ => (Mode::Verify, false),
+            _ => (Mode::Verify, true),
         };
         let processes = random.between(2, 4);
         let clocks = match (beyond_skew, processes) {
@@ -173,8 +173,8 @@ impl Round {
             target_faults: random.between(50, 500),
             mishaps: random.between(60, 300),
             // A process that is stopped between its claim and its effect goes on with the
-            // effect when it wakes: a target that is only asked can't know that it will.
-            pauses: mode != Mode::Verify && random.chance(800),
+            // effect when it wakes.
+            pauses: (mode != Mode::Verify || beyond_skew) && random.chance(800),
             // Far longer than the longest lease and all receives together.
             patience: Duration::from_mins(2),
             sabotage: None,
@@ -182,8 +182,16 @@ impl Round {
         }
     }
 
+    /// Whether the target refuses attempts lower than the one that has asked: with clocks
+    /// further apart, or a holder that is frozen, `verify` relies on that.
+    pub fn fences(&self) -> bool {
+        self.mode == Mode::Verify && self.beyond_skew
+    }
+
     pub fn title(&self) -> String {
-        format!("round {} ({}{})", self.number, self.mode.name(), if self.beyond_skew { ", clocks apart" } else { "" })
+        let clocks = if self.beyond_skew { ", clocks apart" } else { "" };
+        let fences = if self.fences() { ", a target that fences" } else { "" };
+        format!("round {} ({}{clocks}{fences})", self.number, self.mode.name())
     }
 
     /// What becomes of a request to the store.

@@ -2,8 +2,9 @@
 //! got and what it did.
 //!
 //! With `rerun` it deduplicates by key. With `verify` and `park` it does not: each request
-//! that it applies counts. Asked whether a key was applied it tells the truth, and "not
-//! now" while a request for it is being worked on.
+//! that it applies counts. Asked whether a key was applied it tells the truth: "not now"
+//! while a request for it is being worked on, or, if it fences, "no", and from then on it
+//! refuses the attempts before the one that has asked.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -101,12 +102,15 @@ struct Known {
     applications: u64,
     /// Requests that may yet be applied.
     underway: HashMap<String, usize>,
+    /// The highest attempt that has asked about a key.
+    asked: HashMap<String, u64>,
 }
 
 struct Shared {
     history: History,
     known: Mutex<Known>,
     deduplicates: bool,
+    fences: bool,
     refuses: watch::Sender<bool>,
 }
 
@@ -135,11 +139,13 @@ impl Target {
             applied: HashMap::new(),
             applications: 0,
             underway: HashMap::new(),
+            asked: HashMap::new(),
         };
         let shared = Arc::new(Shared {
             history: history.clone(),
             known: Mutex::new(known),
             deduplicates: round.mode == Mode::Rerun && round.sabotage != Some(Sabotage::TargetForgets),
+            fences: round.fences(),
             refuses: watch::Sender::new(false),
         });
         tokio::spawn(listen(address, Arc::clone(&shared)));
@@ -197,6 +203,10 @@ fn header(request: &HttpMessage, name: &str) -> String {
     request.header(name).unwrap_or_else(|| panic!("no {name} in {request:?}")).to_owned()
 }
 
+fn attempt(request: &HttpMessage) -> u64 {
+    header(request, "idempotency-attempt").parse().unwrap()
+}
+
 /// The answer to whether a key was applied; false once the connection is to be closed.
 async fn verify(connection: &mut Connection, shared: &Shared, request: &HttpMessage) -> bool {
     let key = header(request, "idempotency-key");
@@ -204,8 +214,10 @@ async fn verify(connection: &mut Connection, shared: &Shared, request: &HttpMess
         let mut known = shared.known.lock().unwrap();
         let faults = known.faults / 2;
         let fault = known.random.chance(faults).then(|| known.random.weighted(&[(4, 503), (2, 429), (2, 0), (1, 403)]));
+        let asked = known.asked.entry(key.clone()).or_default();
+        *asked = attempt(request).max(*asked);
         let truth = match known.applied.get(&key) {
-            _ if known.underway.contains_key(&key) => (425, String::new()),
+            _ if known.underway.contains_key(&key) && !shared.fences => (425, String::new()),
             Some(answer) => (200, answer.to_string()),
             None => (404, String::new()),
         };
@@ -224,23 +236,24 @@ async fn verify(connection: &mut Connection, shared: &Shared, request: &HttpMess
 async fn post(connection: &mut Connection, shared: &Arc<Shared>, request: &HttpMessage) -> bool {
     let (key, message) = (header(request, "idempotency-key"), header(request, "message-id"));
     let fate = arrive(shared, request, &key, &message);
+    let apply = || apply(shared, &key, attempt(request), &message);
     let answer = match fate {
-        Fate::Apply => Some(apply(shared, &key, &message)),
+        Fate::Apply => Some(apply()),
         Fate::Slow(time) => {
             tokio::time::sleep(time).await;
-            Some(apply(shared, &key, &message))
+            Some(apply())
         }
         Fate::TooSlow(time, applied) => {
-            let early = (applied == Applied::AtOnce).then(|| apply(shared, &key, &message));
+            let early = (applied == Applied::AtOnce).then(apply);
             tokio::time::sleep(time).await;
-            early.or_else(|| (applied == Applied::AtTheEnd).then(|| apply(shared, &key, &message)))
+            early.or_else(|| (applied == Applied::AtTheEnd).then(apply))
         }
-        Fate::Answer(_, true, _) | Fate::Close(true) => {
-            apply(shared, &key, &message);
-            None
-        }
+        Fate::Answer(_, true, _) | Fate::Close(true) => apply().is_none().then_some(None),
         Fate::Answer(..) | Fate::Close(_) => None,
     };
+    let refused = answer == Some(None);
+    let (name, meaning) =
+        if refused { ("409, a later attempt has asked", Meaning::Unclear) } else { (fate.name(), fate.meaning()) };
     {
         let mut known = shared.known.lock().unwrap();
         let count = known.underway.get_mut(&key).unwrap();
@@ -248,9 +261,10 @@ async fn post(connection: &mut Connection, shared: &Arc<Shared>, request: &HttpM
         if *count == 0 {
             known.underway.remove(&key);
         }
-        shared.history.record(Event::Answered { key, message, fate: fate.name(), meaning: fate.meaning() });
+        shared.history.record(Event::Answered { key, message, fate: name, meaning });
     }
-    match (fate, answer) {
+    match (fate, answer.flatten()) {
+        _ if refused => connection.answer(409, "").await,
         (Fate::Answer(status, _, wait), _) => {
             let wait = wait.map(|seconds| format!("retry-after: {seconds}\r\n")).unwrap_or_default();
             let head = format!("HTTP/1.1 {status} -\r\n{wait}content-length: 0\r\n\r\n");
@@ -263,7 +277,7 @@ async fn post(connection: &mut Connection, shared: &Arc<Shared>, request: &HttpM
 }
 
 fn arrive(shared: &Shared, request: &HttpMessage, key: &str, message: &str) -> Fate {
-    let attempt = header(request, "idempotency-attempt").parse().unwrap();
+    let attempt = attempt(request);
     let mut known = shared.known.lock().unwrap();
     *known.underway.entry(key.to_owned()).or_default() += 1;
     shared.history.record(Event::Arrived { key: key.to_owned(), attempt, message: message.to_owned() });
@@ -276,17 +290,20 @@ fn arrive(shared: &Shared, request: &HttpMessage, key: &str, message: &str) -> F
     }
 }
 
-/// Applies a key; the answer.
-fn apply(shared: &Shared, key: &str, message: &str) -> Value {
+/// Applies a key; the answer, `None` if the attempt is refused.
+fn apply(shared: &Shared, key: &str, attempt: u64, message: &str) -> Option<Value> {
     let mut known = shared.known.lock().unwrap();
+    if shared.fences && known.asked.get(key).is_some_and(|asked| attempt < *asked) {
+        return None;
+    }
     if shared.deduplicates
         && let Some(answer) = known.applied.get(key)
     {
-        return answer.clone();
+        return Some(answer.clone());
     }
     known.applications += 1;
     let answer = json!({ "key": key, "application": known.applications });
     known.applied.entry(key.to_owned()).or_insert_with(|| answer.clone());
     shared.history.record(Event::Applied { key: key.to_owned(), message: message.to_owned(), answer: answer.clone() });
-    answer
+    Some(answer)
 }
