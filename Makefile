@@ -13,7 +13,7 @@ FUZZ_SECONDS ?= 60
 # How long `make soak` takes.
 SOAK_SECONDS ?= 1200
 
-.PHONY: help demo demo-forget test check unit e2e template deny audit fuzz tools proof soak
+.PHONY: help demo demo-forget test check unit e2e template deny audit fuzz mutants tools proof soak
 
 help: ## what there is
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -69,6 +69,10 @@ soak: tools ## crash and chaos for SOAK_SECONDS (1200), by CHAOS_SEED; writes so
 	cargo build --examples --all-features
 	CHAOS_SECONDS=$(SOAK_SECONDS) CHAOS_SEED=$${CHAOS_SEED:-$$(date +%s)} CHAOS_REPORT=1 \
 	  cargo test --all-features --test chaos -- --exact whatever_fails_every_promise_is_kept --nocapture
+
+mutants: ## break the rules at every place in turn: a test must notice (needs cargo-mutants; an hour)
+	cargo test --quiet --package idempotent-consumer-mutants --test rules
+	cargo mutants --baseline skip --timeout 60 --output target
 
 tools: $(VENV)/.installed
 

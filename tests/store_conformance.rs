@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use idempotent_consumer::store::{Store, conformance, memory::MemoryStore};
 
-use crate::common::dynamo::Dynamo;
-use crate::common::proof;
+#[cfg(feature = "dynamodb")]
+use crate::common::{dynamo::Dynamo, proof};
 
 #[tokio::test]
 async fn memory() {
@@ -16,6 +16,7 @@ async fn memory() {
     conformance::run_all(&store).await;
 }
 
+#[cfg(feature = "dynamodb")]
 #[tokio::test]
 async fn dynamodb() {
     let dynamo = Dynamo::start().await;
