@@ -444,10 +444,7 @@ fn groups(messages: &[Message]) -> Vec<Vec<(usize, &Message)>> {
     let mut places: HashMap<&str, usize> = HashMap::new();
     let mut groups: Vec<Vec<(usize, &Message)>> = Vec::new();
     for (position, message) in messages.iter().enumerate() {
-        let place = message.group.as_deref().and_then(|group| {
-            let place = *places.entry(group).or_insert(groups.len());
-            (place < groups.len()).then_some(place)
-        });
+        let place = message.group.as_deref().map(|group| *places.entry(group).or_insert(groups.len()));
         match place.and_then(|place| groups.get_mut(place)) {
             Some(group) => group.push((position, message)),
             None => groups.push(vec![(position, message)]),

@@ -38,9 +38,7 @@ pub trait Consume: Send + Sync + 'static {
 
     /// The message attributes that keys are made of: what a message needs to have its key
     /// again after it came back from the dead-letter queue.
-    fn key_attributes(&self) -> Vec<&str> {
-        Vec::new()
-    }
+    fn key_attributes(&self) -> Vec<&str>;
 
     /// Whether the next message of a group may be [admitted](Self::admit) while the one
     /// before it [runs](Self::run).

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use idempotent_consumer::batch::{Batch, BatchError, BatchSettings};
-use idempotent_consumer::consumer::Consumer;
+use idempotent_consumer::consumer::{Consumer, StoreOutage};
 use idempotent_consumer::effect::{EffectError, Recovery, Verification};
 use idempotent_consumer::message::Message;
 use idempotent_consumer::outcome::{Disposition, Report};
@@ -21,7 +21,7 @@ use idempotent_consumer::time::{Clock, Deadline, Lease, ManualClock};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use crate::common::effects::{PATIENCE, START, Scripted, clock, consumer, order, record};
+use crate::common::effects::{PATIENCE, START, Scripted, clock, consumer, order, record, settings};
 use crate::common::faulty_store::{Call, Fault, FaultyStore};
 
 fn batch<S: Store>(effect: Scripted, store: &Arc<S>, clock: &Arc<ManualClock>) -> Batch<Consumer<Scripted>> {
@@ -392,6 +392,37 @@ async fn a_store_that_answered_once_makes_a_partial_failure() {
     assert_eq!(outcomes(&reports), ["store-failed", "executed"]);
 }
 
+#[tokio::test]
+async fn a_store_that_is_away_is_not_asked_for_ever_if_effects_run_all_the_same() {
+    let (clock, store) = (clock(), Arc::new(FaultyStore::default()));
+    store.fail_always(Some(Fault::NotSent(StoreErrorKind::Unavailable)));
+    let mut settings = settings();
+    settings.store_outage = StoreOutage::Process;
+    let consumer = Consumer::new(Scripted::new(Recovery::Rerun), Arc::clone(&store) as Arc<_>, settings);
+    let mut one_at_a_time = BatchSettings::default();
+    one_at_a_time.max_concurrency = 1;
+    let batch = Batch::new(consumer.with_clock(Arc::clone(&clock) as Arc<_>), one_at_a_time);
+    let messages: Vec<_> = (0..10).map(|n| order(&n.to_string(), &n.to_string())).collect();
+    assert_eq!(outcomes(&process(&batch, &messages, &*clock).await), ["unprotected"; 10]);
+    assert_eq!(store.calls(), 3);
+}
+
+#[tokio::test]
+async fn trouble_with_single_records_does_not_mean_that_the_store_is_away() {
+    let (clock, store) = (clock(), Arc::new(FaultyStore::default()));
+    let batch = batch_with(Scripted::new(Recovery::Rerun), &store, &clock, |settings| settings.max_concurrency = 1);
+    let [unreadable, invalid] =
+        [StoreErrorKind::Unreadable, StoreErrorKind::Invalid].map(Fault::NotSent);
+    store.fail(Call::Claim, [unreadable, invalid, unreadable]);
+    let messages = ["1", "2", "3", "4"].map(|key| order(key, key));
+    let reports = process(&batch, &messages, &*clock).await;
+    assert_eq!(outcomes(&reports), ["store-failed", "store-failed", "store-failed", "executed"]);
+
+    // Not even if there is nothing else.
+    store.fail(Call::Claim, [unreadable]);
+    assert_eq!(outcomes(&process(&batch, &[order("5", "5")], &*clock).await), ["store-failed"]);
+}
+
 #[tokio::test(start_paused = true)]
 async fn messages_are_not_begun_without_time_to_end() {
     let (clock, store) = (clock(), Arc::new(MemoryStore::new()));
@@ -406,6 +437,14 @@ async fn messages_are_not_begun_without_time_to_end() {
     assert_eq!(outcomes(&reports), ["executed", "executed", "executed", "unstarted", "unstarted"]);
     assert!(!deadline.remaining().is_zero());
     assert_eq!(record(&*store, "a4").await, None, "the claim taken ahead was given back");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_time_that_a_message_needs_is_enough() {
+    let (clock, store) = (clock(), Arc::new(MemoryStore::new()));
+    let batch = batch(Scripted::new(Recovery::Rerun), &store, &clock);
+    let deadline = Deadline::after(BatchSettings::default().min_time_per_message, &*clock);
+    assert_eq!(outcomes(&batch.process(&[order("m", "k")], deadline).await.unwrap()), ["executed"]);
 }
 
 #[tokio::test(start_paused = true)]

@@ -128,6 +128,7 @@ fn parts_ignore_the_rest_of_the_body() {
     // printf 'parts:[5,"EUR"]' | sha256sum
     let hash = "ed3576316278065a5a0d348744f2fc5b5415a63867feba9e3de1e4abef28d284";
     assert_eq!(first.as_str(), format!("sha256[/amount,/currency]:{hash}"));
+    assert_eq!(first.to_string(), first.as_str());
 }
 
 #[test]
