@@ -239,6 +239,10 @@ impl Retention {
     }
 }
 
+/// A deadline further away than a year is waited for as long as one in a year: timers end
+/// somewhere.
+const LONGEST_WAIT: Duration = Duration::from_hours(8_760);
+
 /// When the work at hand must be over, on the wall clock (for leases) and on the
 /// runtime's timer (for waiting).
 #[derive(Debug, Clone, Copy)]
@@ -252,11 +256,8 @@ impl Deadline {
     #[must_use]
     #[allow(clippy::disallowed_methods)] // the timer half of the clock
     pub fn at(wall: EpochMillis, clock: &dyn Clock) -> Self {
-        let remaining = wall.since(clock.now());
-        let now = tokio::time::Instant::now();
-        // A time so far off that the timer can't hold it: a year is as good.
-        let timer = now.checked_add(remaining).unwrap_or(now + Duration::from_hours(365 * 24));
-        Self { wall, timer }
+        let remaining = wall.since(clock.now()).min(LONGEST_WAIT);
+        Self { wall, timer: tokio::time::Instant::now() + remaining }
     }
 
     /// The deadline `duration` from now.
@@ -310,6 +311,13 @@ mod tests {
     }
 
     #[test]
+    fn a_retention_is_at_most_a_hundred_years() {
+        let longest = 3_162_240_000;
+        assert_eq!(Retention::from_seconds(longest).unwrap().seconds(), longest);
+        assert_eq!(Retention::from_seconds(longest + 1), Err(RetentionError::TooLong));
+    }
+
+    #[test]
     fn a_lease_lapses_only_after_the_margin() {
         let lease = Lease::until(EpochMillis::new(10_000));
         let margin = Duration::from_secs(1);
@@ -344,6 +352,21 @@ mod tests {
     }
 
     #[test]
+    fn every_day_of_the_next_centuries_is_shown_as_the_calendar_has_it() {
+        let mut day = 0;
+        for year in 1970..2110 {
+            let february = 28 + u64::from(year % 4 == 0 && (year % 100 != 0 || year % 400 == 0));
+            for (month, days) in (1..).zip([31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31]) {
+                for day_of_month in 1..=days {
+                    let shown = EpochMillis::new(day * 86_400_000).to_string();
+                    assert_eq!(shown, format!("{year}-{month:02}-{day_of_month:02}T00:00:00.000Z"));
+                    day += 1;
+                }
+            }
+        }
+    }
+
+    #[test]
     fn seconds_and_milliseconds_convert_without_wrapping() {
         assert_eq!(EpochSeconds::new(u64::MAX).to_millis().get(), u64::MAX);
         assert_eq!(EpochMillis::new(1_999).to_seconds().get(), 1);
@@ -358,5 +381,14 @@ mod tests {
         assert_eq!(deadline.limit(std::future::pending::<()>()).await, None);
         assert_eq!(deadline.remaining(), Duration::ZERO);
         assert_eq!(deadline.limit(std::future::ready(7)).await, Some(7), "what is ready counts");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_deadline_may_be_as_far_away_as_can_be_written() {
+        let clock = ManualClock::new(EpochMillis::new(1_000_000));
+        let deadline = Deadline::at(EpochMillis::new(u64::MAX), &clock);
+        assert_eq!(deadline.wall().get(), u64::MAX);
+        assert_eq!(deadline.remaining(), LONGEST_WAIT);
+        assert_eq!(deadline.earlier(LONGEST_WAIT).limit(std::future::pending::<()>()).await, None);
     }
 }

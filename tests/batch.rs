@@ -411,8 +411,7 @@ async fn a_store_that_is_away_is_not_asked_for_ever_if_effects_run_all_the_same(
 async fn trouble_with_single_records_does_not_mean_that_the_store_is_away() {
     let (clock, store) = (clock(), Arc::new(FaultyStore::default()));
     let batch = batch_with(Scripted::new(Recovery::Rerun), &store, &clock, |settings| settings.max_concurrency = 1);
-    let [unreadable, invalid] =
-        [StoreErrorKind::Unreadable, StoreErrorKind::Invalid].map(Fault::NotSent);
+    let [unreadable, invalid] = [StoreErrorKind::Unreadable, StoreErrorKind::Invalid].map(Fault::NotSent);
     store.fail(Call::Claim, [unreadable, invalid, unreadable]);
     let messages = ["1", "2", "3", "4"].map(|key| order(key, key));
     let reports = process(&batch, &messages, &*clock).await;

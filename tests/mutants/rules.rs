@@ -3,7 +3,14 @@
 //! A mutant is then one small compilation and no linking of the AWS SDK: seconds, where the
 //! crate with all its test programs takes minutes. Everything here is included by path;
 //! nothing is tested here that is not tested by `cargo test`.
-#![allow(dead_code, unreachable_patterns, unreachable_pub, clippy::duplicate_mod, clippy::unwrap_used, clippy::expect_used)]
+#![allow(
+    dead_code,
+    unreachable_patterns,
+    unreachable_pub,
+    clippy::duplicate_mod,
+    clippy::unwrap_used,
+    clippy::expect_used
+)]
 
 extern crate self as idempotent_consumer;
 
