@@ -424,7 +424,7 @@ async fn trouble_with_single_records_does_not_mean_that_the_store_is_away() {
 
 #[tokio::test(start_paused = true)]
 async fn messages_are_not_begun_without_time_to_end() {
-    let (clock, store) = (clock(), Arc::new(MemoryStore::new()));
+    let (clock, store) = (clock(), Arc::new(FaultyStore::default()));
     let effect = Scripted::new(Recovery::Rerun).applying_async(|_| async {
         tokio::time::sleep(Duration::from_millis(800)).await;
         Ok(Value::Null)
@@ -454,6 +454,19 @@ async fn too_little_time_for_any_message_is_an_error_and_not_a_silent_loop() {
     let error = batch.process(&[order("m", "k")], deadline).await.unwrap_err();
     assert!(matches!(error, BatchError::TooLittleTime { .. }), "{error:?}");
     assert!(batch.process(&[], deadline).await.unwrap().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_limit_of_an_effect_is_time_that_its_message_needs() {
+    let (clock, store) = (clock(), Arc::new(MemoryStore::new()));
+    let limit = Duration::from_secs(5);
+    let batch = batch(Scripted::new(Recovery::Rerun).limited_to(limit), &store, &clock);
+    let reserve = settings().answer_reserve;
+    let short = Deadline::after(limit + reserve - Duration::from_millis(1), &*clock);
+    let error = batch.process(&[order("m", "k")], short).await.unwrap_err();
+    assert!(matches!(error, BatchError::TooLittleTime { needed, .. } if needed == limit + reserve), "{error:?}");
+    let enough = Deadline::after(limit + reserve, &*clock);
+    assert_eq!(outcomes(&batch.process(&[order("m", "k")], enough).await.unwrap()), ["executed"]);
 }
 
 fn in_progress(key: &str, lease: Lease, attempt: u64) -> Record {

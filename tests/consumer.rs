@@ -54,6 +54,7 @@ async fn a_message_is_executed_once_and_its_duplicate_gets_the_same_result() {
     assert_eq!(consumer.effect().applied.lock().unwrap().len(), 1);
 
     let record = record(&*store, "A-1").await.unwrap();
+    assert_eq!((record.id.as_str(), record.id.to_string()), ("test#A-1", "test#A-1".to_owned()));
     assert_eq!(record.state, State::Completed { result, completed_at: Some(START) });
     assert_eq!(record.expires.get(), START.to_seconds().get() + 3600);
 }
@@ -98,6 +99,17 @@ async fn a_permanent_failure_goes_to_a_person_and_runs_again_after_the_mend() {
 }
 
 #[tokio::test]
+async fn a_permanent_failure_after_an_attempt_without_an_outcome_says_so() {
+    let (clock, store) = after_a_crash().await;
+    let effect = Scripted::new(Recovery::Rerun).applying(|_| Err(EffectError::permanent("no such customer")));
+    let report = deliver(&consumer(effect, &store, &clock), &order("m-1", "A-1")).await;
+    assert_eq!(
+        report.outcome.reason().unwrap(),
+        "no such customer (an earlier attempt under this key ended without an outcome)"
+    );
+}
+
+#[tokio::test]
 async fn an_unknown_outcome_ends_the_lease_at_once_and_keeps_the_record() {
     let (clock, store) = (clock(), Arc::new(MemoryStore::new()));
     let effect = Scripted::new(Recovery::Rerun).applying(|seen| match seen.attempt {
@@ -126,13 +138,15 @@ async fn a_panic_is_an_unknown_outcome() {
 
 #[tokio::test(start_paused = true)]
 async fn an_effect_that_does_not_end_is_cancelled_before_the_deadline() {
-    let (clock, store) = (clock(), Arc::new(MemoryStore::new()));
+    let (clock, store) = (clock(), Arc::new(FaultyStore::default()));
     let effect = Scripted::new(Recovery::Park).applying_async(|_| std::future::pending());
     let consumer = consumer(effect, &store, &clock);
     let deadline = Deadline::after(Duration::from_secs(3), &*clock);
     let report = consumer.process(&order("m-1", "A-1"), deadline).await;
     assert_eq!(report.outcome.name(), "unknown");
     assert!(deadline.remaining() > Duration::ZERO, "there is time left to answer");
+    let State::InProgress { lease, .. } = record(&*store, "A-1").await.unwrap().state else { panic!() };
+    assert_eq!(lease, Some(Lease::GIVEN_UP), "and to write");
 }
 
 #[tokio::test]
@@ -478,17 +492,19 @@ async fn a_claim_whose_answer_was_lost_for_good_waits_for_its_lease() {
 
 #[tokio::test(start_paused = true)]
 async fn a_store_that_hangs_costs_the_deadline_and_no_effect() {
-    let (clock, store) = (clock(), Arc::new(FaultyStore::default()));
-    store.fail(Call::Claim, [Fault::Hangs]);
-    let consumer = consumer(Scripted::new(Recovery::Rerun), &store, &clock);
-    let deadline = Deadline::after(Duration::from_secs(3), &*clock);
-    let report = consumer.process(&order("m-1", "A-1"), deadline).await;
-    assert!(
-        matches!(report.outcome, Outcome::StoreFailed { .. }),
-        "no answer is a failure, not a lack of time: {report:?}"
-    );
-    assert!(!deadline.remaining().is_zero());
-    assert_eq!(consumer.effect().applied.lock().unwrap().len(), 0);
+    for recovery in [Recovery::Rerun, Recovery::Verify, Recovery::Park] {
+        let (clock, store) = (clock(), Arc::new(FaultyStore::default()));
+        store.fail_always(Some(Fault::Hangs));
+        let consumer = consumer(Scripted::new(recovery), &store, &clock);
+        let deadline = Deadline::after(Duration::from_secs(3), &*clock);
+        let report = consumer.process(&order("m-1", "A-1"), deadline).await;
+        assert!(
+            matches!(report.outcome, Outcome::StoreFailed { .. }),
+            "no answer is a failure, not a lack of time: {report:?}"
+        );
+        assert!(!deadline.remaining().is_zero());
+        assert_eq!(consumer.effect().applied.lock().unwrap().len(), 0);
+    }
 }
 
 #[tokio::test]

@@ -319,6 +319,22 @@ fn of_ten_attributes_those_of_the_key_are_kept_first() {
     assert_eq!(letter.attributes.len(), MAX_ATTRIBUTES);
 }
 
+#[tokio::test]
+async fn the_attributes_that_the_key_is_made_of_are_among_them() {
+    let (clock, store, letters) = (clock(), Arc::new(MemoryStore::new()), Arc::new(Letters::default()));
+    let mut settings = settings();
+    settings.key = "attribute:z-tenant, /orderId".parse().unwrap();
+    let consumer = Consumer::new(picky(), Arc::clone(&store) as Arc<_>, settings);
+    let batch = Batch::new(consumer.with_clock(Arc::clone(&clock) as Arc<_>), BatchSettings::default())
+        .with_dead_letters(Arc::clone(&letters) as Arc<_>);
+    let mut message = order("m-1", "A-1").with_attribute("z-tenant", "bad");
+    for number in 0..10 {
+        message = message.with_attribute(format!("a{number}"), "x");
+    }
+    assert_eq!(process(&batch, &[message], &clock).await, [("permanent", Disposition::Ack)]);
+    assert_eq!(letters.kept.lock().unwrap()[0].attribute("z-tenant"), Some("bad"));
+}
+
 #[test]
 fn a_body_that_leaves_no_room_goes_without_attributes() {
     for room in [0, 1, 40, 200, 5000] {

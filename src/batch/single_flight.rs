@@ -65,6 +65,20 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_third_waits_for_the_second_though_the_first_has_left() {
+        let flight = Arc::new(SingleFlight::default());
+        let first = SingleFlight::enter(&flight, "a").await;
+        let mut second = Box::pin(SingleFlight::enter(&flight, "a"));
+        assert!((&mut second).now_or_never().is_none());
+        drop(first);
+        let mut third = Box::pin(SingleFlight::enter(&flight, "a"));
+        assert!((&mut third).now_or_never().is_none());
+        drop(second.await);
+        drop(third.await);
+        assert!(flight.keys.lock().unwrap().is_empty());
+    }
+
+    #[tokio::test]
     async fn a_wait_that_is_given_up_leaves_nothing_behind() {
         let flight = Arc::new(SingleFlight::default());
         let first = SingleFlight::enter(&flight, "a").await;

@@ -32,6 +32,7 @@ type Verified = Result<Verification<Value>, EffectError>;
 pub struct Scripted {
     recovery: Recovery,
     natural: bool,
+    limit: Option<Duration>,
     apply: Box<dyn Fn(Seen) -> BoxFuture<'static, Applied> + Send + Sync>,
     verify: Box<dyn Fn(Seen) -> Verified + Send + Sync>,
     pub applied: Arc<Mutex<Vec<Seen>>>,
@@ -50,6 +51,7 @@ impl Scripted {
         Self {
             recovery,
             natural: false,
+            limit: None,
             apply: Box::new(|seen| {
                 Box::pin(std::future::ready(Ok(json!(format!("{} by attempt {}", seen.key, seen.attempt)))))
             }),
@@ -62,6 +64,12 @@ impl Scripted {
     /// Only sets something.
     pub fn natural(mut self) -> Self {
         self.natural = true;
+        self
+    }
+
+    /// Sets itself a limit.
+    pub fn limited_to(mut self, limit: Duration) -> Self {
+        self.limit = Some(limit);
         self
     }
 
@@ -97,6 +105,10 @@ impl Effect for Scripted {
 
     fn is_natural(&self) -> bool {
         self.natural
+    }
+
+    fn time_limit(&self) -> Option<Duration> {
+        self.limit
     }
 
     async fn apply(&self, _: &Value, attempt: &Attempt<'_>) -> Applied {
