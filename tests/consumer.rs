@@ -395,8 +395,10 @@ async fn an_applied_effect_whose_result_can_not_be_stored_is_not_acked_and_goes_
         let (clock, store) = (clock(), Arc::new(FaultyStore::default()));
         store.fail(Call::Complete, std::iter::repeat_n(fault, 1000));
         let first = consumer(Scripted::new(Recovery::Verify), &store, &clock);
-        let report = deliver(&first, &order("m-1", "A-1")).await;
+        let deadline = Deadline::after(PATIENCE, &*clock);
+        let report = first.process(&order("m-1", "A-1"), deadline).await;
         assert_eq!((report.outcome.name(), report.outcome.disposition()), ("not-recorded", Disposition::Retry));
+        assert!(deadline.remaining() >= Duration::from_millis(125), "there is time left to answer");
 
         clock.advance(PATIENCE + Duration::from_secs(3));
         let healthy = Arc::new(MemoryStore::new());
@@ -430,6 +432,10 @@ async fn a_result_that_the_store_refuses_is_described_too() {
     let consumer = consumer(Scripted::new(Recovery::Park), &store, &clock);
     let report = deliver(&consumer, &order("m-1", "A-1")).await;
     assert!(matches!(&report.outcome, Outcome::Executed { result } if result.reduced), "{report:?}");
+
+    // The description as well: asking again would not help.
+    store.fail(Call::Complete, [Fault::NotSent(StoreErrorKind::Invalid); 2]);
+    assert_eq!(deliver(&consumer, &order("m-2", "A-2")).await.outcome.name(), "not-recorded");
 }
 
 #[tokio::test(start_paused = true)]
