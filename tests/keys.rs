@@ -171,6 +171,23 @@ fn errors_do_not_tell_values() {
 }
 
 #[test]
+fn what_is_decompressed_for_a_key_is_at_most_a_mebibyte() {
+    use std::io::Write as _;
+
+    use base64::Engine as _;
+
+    let decompressed = |bytes: usize| {
+        let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        gzip.write_all(&vec![b'x'; bytes]).unwrap();
+        let data = base64::engine::general_purpose::STANDARD.encode(gzip.finish().unwrap());
+        extract("jmespath:powertools_base64_gzip(data)", &Message::new("id-1", format!(r#"{{"data":"{data}"}}"#)))
+    };
+    let limit = 1024 * 1024;
+    assert_eq!(decompressed(limit).unwrap().as_str().len(), limit);
+    assert!(matches!(decompressed(limit + 1), Err(KeyError::Evaluation { .. })));
+}
+
+#[test]
 fn scopes() {
     for ScopeVector { scope, valid } in vectors().scopes {
         let result = Scope::new(&scope);
@@ -181,7 +198,8 @@ fn scopes() {
         }
     }
     assert_eq!(Scope::new("a#b"), Err(InvalidScope::Separator));
-    assert_eq!(Scope::new(&"x".repeat(300)), Err(InvalidScope::TooLong { bytes: 300 }));
+    assert!(Scope::new(&"x".repeat(256)).is_ok());
+    assert_eq!(Scope::new(&"x".repeat(257)), Err(InvalidScope::TooLong { bytes: 257 }));
 }
 
 fn key(scope: &str, text: &str) -> Key {
