@@ -19,6 +19,7 @@ use serde_json::{Value, json};
 
 use crate::common::effects::{PATIENCE, START, Scripted, clock, consumer, order, record, settings};
 use crate::common::faulty_store::{Call, Fault, FaultyStore};
+use crate::common::log::Log;
 
 async fn deliver<E: Effect>(consumer: &Consumer<E>, message: &Message) -> Report {
     consumer.process(message, Deadline::after(PATIENCE, consumer.clock())).await
@@ -578,6 +579,27 @@ async fn a_record_outlives_its_claim_however_short_the_retention() {
     let second =
         Consumer::new(Scripted::new(Recovery::Park), Arc::clone(&store) as Arc<dyn Store>, settings).with_clock(clock);
     assert_eq!(deliver(&second, &order("m-2", "A-1")).await.outcome.name(), "in-flight");
+}
+
+#[tokio::test]
+async fn a_claim_that_can_not_be_given_back_is_logged() {
+    let not_applied = || EffectError::not_applied("refused");
+    let unknown = || EffectError::unknown("cut off");
+    let endings = [
+        (Call::Release, not_applied as fn() -> EffectError, "giving back the claim"),
+        (Call::SetLease, unknown, "giving up the lease"),
+    ];
+    for (call, ending, doing) in endings {
+        let (clock, store) = (clock(), Arc::new(FaultyStore::default()));
+        store.fail(call, [Fault::NotSent(StoreErrorKind::Refused)]);
+        let consumer = consumer(Scripted::new(Recovery::Rerun).applying(move |_| Err(ending())), &store, &clock);
+        for (key, stays) in [("A-1", true), ("A-2", false)] {
+            let log = Log::start();
+            deliver(&consumer, &order("m-1", key)).await;
+            let said = |line: &String| line.starts_with("WARN") && line.contains(doing) && line.contains(key);
+            assert_eq!(log.lines().iter().any(said), stays, "{key}: {:?}", log.lines());
+        }
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -11,6 +11,7 @@ pub mod events;
 pub mod faulty_store;
 #[cfg(feature = "dynamodb")]
 pub mod item;
+pub mod log;
 pub mod page;
 #[cfg(feature = "dynamodb")]
 pub mod process;
