@@ -73,6 +73,7 @@ soak: tools ## crash and chaos for SOAK_SECONDS (1200), by CHAOS_SEED; writes so
 mutants: ## break the rules at every place in turn: a test must notice (needs cargo-mutants; an hour)
 	cargo test --quiet --package idempotent-consumer-mutants --test rules
 	cargo mutants --baseline skip --timeout 60 --output target
+	cargo mutants --config .cargo/mutants-transactional.toml --timeout 120 --output target/transactional
 
 tools: $(VENV)/.installed
 

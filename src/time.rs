@@ -370,6 +370,7 @@ mod tests {
     fn seconds_and_milliseconds_convert_without_wrapping() {
         assert_eq!(EpochSeconds::new(u64::MAX).to_millis().get(), u64::MAX);
         assert_eq!(EpochMillis::new(1_999).to_seconds().get(), 1);
+        assert_eq!(EpochMillis::new(1_999).minus(Duration::from_secs(1)).get(), 999);
         assert_eq!(EpochMillis::new(5).minus(Duration::from_secs(1)).get(), 0);
     }
 

@@ -21,7 +21,7 @@ use idempotent_consumer::outcome::{Disposition, Outcome, Report};
 use idempotent_consumer::record::{Owner, Record, RecordId, State};
 use idempotent_consumer::store::Store;
 use idempotent_consumer::store::dynamodb::DynamoDbStore;
-use idempotent_consumer::time::{Deadline, Lease};
+use idempotent_consumer::time::{Deadline, Lease, SystemClock};
 use serde_json::{Value, json};
 
 use crate::common::dynamo::{Dynamo, TABLE, client};
@@ -171,6 +171,22 @@ async fn stock_and_record_change_together_and_once() {
 }
 
 #[tokio::test]
+async fn nothing_is_held_before_the_commit() {
+    let ledger = Ledger::with_stock(1).await;
+    let report = ledger.deliver(&order("A", json!({}))).await;
+    assert_eq!((report.outcome.name(), report.attempt), ("executed", None));
+    assert!(!ledger.consumer.claims_ahead(), "there is nothing to claim");
+    assert_eq!(ledger.consumer.unprotected(), None, "without the table there is no effect either");
+
+    let mut settings = settings();
+    settings.key = "attribute:tenant, /orderId".parse().unwrap();
+    settings.answer_reserve = Duration::from_millis(700);
+    let consumer = TransactionalConsumer::new(Take::default(), ledger.dynamo.store(), settings);
+    assert_eq!(consumer.key_attributes(), ["tenant"]);
+    assert_eq!(consumer.time_needed(), Duration::from_millis(700));
+}
+
+#[tokio::test]
 async fn a_condition_of_the_user_s_that_fails_means_what_the_user_says() {
     let ledger = Ledger::with_stock(1).await;
     let cases = [
@@ -272,10 +288,22 @@ async fn a_claim_of_another_kind_of_effect_is_left_alone() {
 
 /// A DynamoDB that cancels the first `times` transactions for that reason.
 async fn cancelling(codes: &'static [&'static str], times: usize, upstream: String) -> DynamoDbStore {
+    cancelling_at(codes, times, upstream, Arc::default()).await
+}
+
+/// The same; how much of [`PATIENCE`] was left at each request is noted.
+async fn cancelling_at(
+    codes: &'static [&'static str],
+    times: usize,
+    upstream: String,
+    requests: Arc<Mutex<Vec<Duration>>>,
+) -> DynamoDbStore {
     let left = Arc::new(AtomicUsize::new(times));
+    let watch = Deadline::after(PATIENCE, &SystemClock);
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
     let forward = reqwest::Client::builder().no_proxy().build().unwrap();
     let app = axum::Router::new().fallback(move |headers: axum::http::HeaderMap, body: axum::body::Bytes| {
+        requests.lock().unwrap().push(watch.remaining());
         let (left, forward, upstream) = (Arc::clone(&left), forward.clone(), upstream.clone());
         async move {
             let cancelled = left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok();
@@ -324,13 +352,23 @@ async fn other_transactions_in_the_way_and_throttling_are_waited_out() {
 #[tokio::test]
 async fn a_conflict_that_does_not_end_is_a_retry_before_the_deadline() {
     let ledger = Ledger::with_stock(5).await;
-    let store = cancelling(&["None", "TransactionConflict"], usize::MAX, ledger.dynamo.url.clone()).await;
+    let requests = Arc::default();
+    let upstream = ledger.dynamo.url.clone();
+    let store = cancelling_at(&["None", "TransactionConflict"], usize::MAX, upstream, Arc::clone(&requests)).await;
     let consumer = TransactionalConsumer::new(Take::default(), store, settings()).with_clock(clock());
     let deadline = Deadline::after(Duration::from_secs(2), consumer.clock());
     let report = consumer.process(&order("A", json!({})), deadline).await;
     assert_eq!((report.outcome.name(), report.outcome.disposition()), ("not-applied", Disposition::Retry));
     assert!(report.outcome.reason().unwrap().contains("TransactionConflict"));
     assert!(!deadline.remaining().is_zero());
+
+    // Each pause is at least twice the one before it, up to half a second.
+    let requests = requests.lock().unwrap();
+    let pauses: Vec<_> = requests.windows(2).map(|pair| pair[0] - pair[1]).collect();
+    assert!(pauses.len() > 2, "{pauses:?}");
+    for (pause, least) in pauses.iter().zip([20, 40, 80, 160, 320].into_iter().chain(std::iter::repeat(500))) {
+        assert!(*pause >= Duration::from_millis(least), "{pauses:?}");
+    }
 }
 
 #[tokio::test]

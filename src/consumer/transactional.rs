@@ -226,3 +226,16 @@ impl<E: TransactionalEffect> TransactionalConsumer<E> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_are_longer_by_a_part_of_themselves_and_not_always_the_same() {
+        let pause = Duration::from_secs(1000);
+        let jitters: Vec<_> = (0..20).map(|_| jitter(pause)).collect();
+        assert!(jitters.iter().all(|jitter| *jitter < pause), "{jitters:?}");
+        assert!(jitters.iter().any(|jitter| *jitter != jitters[0]), "{jitters:?}");
+    }
+}
