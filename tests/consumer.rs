@@ -150,7 +150,7 @@ async fn an_effect_that_does_not_end_is_cancelled_before_the_deadline() {
     assert_eq!(lease, Some(Lease::GIVEN_UP), "and to write");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_key_in_flight_is_left_alone_until_its_lease_and_the_clock_skew_are_over() {
     let (clock, store) = (clock(), Arc::new(MemoryStore::new()));
     let (entered, wait) = (Arc::new(tokio::sync::Notify::new()), Arc::new(tokio::sync::Notify::new()));
@@ -171,7 +171,7 @@ async fn a_key_in_flight_is_left_alone_until_its_lease_and_the_clock_skew_are_ov
     let (message, rival) = (order("m-1", "A-1"), consumer(Scripted::new(Recovery::Rerun), &store, &clock));
     let work = deliver(&slow, &message);
     let meanwhile = async {
-        entered.notified().await;
+        tokio::time::timeout(PATIENCE, entered.notified()).await.unwrap();
         // The lease is the deadline and one second; the clocks may differ by one more.
         for wait in [Duration::ZERO, PATIENCE, Duration::from_secs(2)] {
             clock.advance(wait);
