@@ -107,6 +107,8 @@ fn pointers() {
     for absent in ["/foo/2", "/foo/01", "/foo/-", "/foo/", "/foo/+1", "/foo/0/0", "/x", "/foo/99999999999999999999"] {
         assert_eq!(json.pointer(&Pointer::parse(absent).unwrap()), None, "{absent}");
     }
+    let twelve = Json::parse("[0,1,2,3,4,5,6,7,8,9,10,11]").unwrap();
+    assert_eq!(twelve.pointer(&Pointer::parse("/10").unwrap()).unwrap().canonical(), "10");
     assert!(matches!(Pointer::parse("foo"), Err(InvalidPointer::NoSlash(_))));
     for wrong in ["/~", "/a~", "/~2", "/~~1"] {
         assert!(matches!(Pointer::parse(wrong), Err(InvalidPointer::Tilde(_))), "{wrong}");
