@@ -109,6 +109,12 @@ fn expressions_read_back() {
 }
 
 #[test]
+fn an_expression_knows_its_attributes() {
+    let expression: KeyExpression = "attribute:tenant, /orderId | deduplication-id, attribute:region".parse().unwrap();
+    assert_eq!(expression.attributes().collect::<Vec<_>>(), ["tenant", "region"]);
+}
+
+#[test]
 fn invalid_expressions() {
     for InvalidVector { expression, error, position, text } in vectors().invalid_expressions {
         let kind = match expression.parse::<KeyExpression>().expect_err(&expression) {
