@@ -106,6 +106,8 @@ fn expressions_read_back() {
         let expression: KeyExpression = vector.expression.parse().unwrap();
         assert_eq!(expression.to_string().parse(), Ok(expression), "{}", vector.name);
     }
+    let [one, other] = ["jmespath:a", "jmespath:b"].map(|text| text.parse::<KeyExpression>().unwrap());
+    assert_ne!(one, other);
 }
 
 #[test]
