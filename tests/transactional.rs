@@ -25,6 +25,7 @@ use idempotent_consumer::time::{Deadline, Lease, SystemClock};
 use serde_json::{Value, json};
 
 use crate::common::dynamo::{Dynamo, TABLE, client};
+use crate::common::dynamo_proxy::{DynamoProxy, Passage};
 use crate::common::effects::{PATIENCE, START, clock, settings};
 
 /// The stock lies in the same table, under ids that no scope has.
@@ -347,6 +348,22 @@ async fn other_transactions_in_the_way_and_throttling_are_waited_out() {
         assert_eq!((report.outcome.name(), ledger.stock().await), ("executed", 4), "{code}: {report:?}");
         assert_eq!(consumer.effect().planned.load(Ordering::SeqCst), 1, "the same transaction is sent again");
     }
+}
+
+#[tokio::test]
+async fn a_table_that_is_away_for_a_moment_is_asked_again() {
+    let ledger = Ledger::with_stock(5).await;
+    let proxy = DynamoProxy::start(&ledger.dynamo.url);
+    // One more than the SDK tries in one call.
+    for _ in 0..5 {
+        proxy.once("TransactWriteItems", Passage::Refuse);
+    }
+    let store = DynamoDbStore::new(client(&proxy.url), TABLE);
+    let consumer = TransactionalConsumer::new(Take::default(), store, settings()).with_clock(clock());
+    let report = consumer.process(&order("A", json!({})), Deadline::after(PATIENCE, consumer.clock())).await;
+    assert_eq!((report.outcome.name(), ledger.stock().await), ("executed", 4), "{report:?}");
+    assert_eq!(proxy.exchanges("TransactWriteItems").len(), 6);
+    assert_eq!(consumer.effect().planned.load(Ordering::SeqCst), 1, "the same transaction is sent again");
 }
 
 #[tokio::test]
