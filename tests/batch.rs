@@ -462,10 +462,10 @@ async fn the_limit_of_an_effect_is_time_that_its_message_needs() {
     let limit = Duration::from_secs(5);
     let batch = batch(Scripted::new(Recovery::Rerun).limited_to(limit), &store, &clock);
     let reserve = settings().answer_reserve;
-    let short = Deadline::after(limit + reserve - Duration::from_millis(1), &*clock);
+    let enough = Deadline::after(limit + reserve, &*clock);
+    let short = enough.earlier(Duration::from_millis(1));
     let error = batch.process(&[order("m", "k")], short).await.unwrap_err();
     assert!(matches!(error, BatchError::TooLittleTime { needed, .. } if needed == limit + reserve), "{error:?}");
-    let enough = Deadline::after(limit + reserve, &*clock);
     assert_eq!(outcomes(&batch.process(&[order("m", "k")], enough).await.unwrap()), ["executed"]);
 }
 

@@ -381,7 +381,7 @@ async fn a_conflict_that_does_not_end_is_a_retry_before_the_deadline() {
 
     // Each pause is at least twice the one before it, up to half a second.
     let requests = requests.lock().unwrap();
-    let pauses: Vec<_> = requests.windows(2).map(|pair| pair[0] - pair[1]).collect();
+    let pauses: Vec<_> = requests.windows(2).map(|pair| pair[0].saturating_sub(pair[1])).collect();
     assert!(pauses.len() > 2, "{pauses:?}");
     for (pause, least) in pauses.iter().zip([20, 40, 80, 160, 320].into_iter().chain(std::iter::repeat(500))) {
         assert!(*pause >= Duration::from_millis(least), "{pauses:?}");
