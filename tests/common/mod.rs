@@ -3,6 +3,7 @@
 
 #[cfg(feature = "dynamodb")]
 pub mod dynamo;
+#[cfg(feature = "dynamodb")]
 pub mod dynamo_proxy;
 pub mod effects;
 #[cfg(feature = "dynamodb")]
