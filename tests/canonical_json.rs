@@ -87,7 +87,7 @@ fn pointers() {
     let json =
         Json::parse(r#"{"foo":["bar","baz"],"":0,"a/b":1,"c%d":2,"e^f":3,"g|h":4,"i\\j":5,"k\"l":6," ":7,"m~n":8}"#)
             .unwrap();
-    for (pointer, expected) in [
+    for (text, expected) in [
         ("/foo", r#"["bar","baz"]"#),
         ("/foo/0", r#""bar""#),
         ("/", "0"),
@@ -100,8 +100,9 @@ fn pointers() {
         ("/ ", "7"),
         ("/m~0n", "8"),
     ] {
-        let pointer = Pointer::parse(pointer).unwrap();
-        assert_eq!(json.pointer(&pointer).unwrap().canonical(), expected, "{pointer}");
+        let pointer = Pointer::parse(text).unwrap();
+        assert_eq!(json.pointer(&pointer).unwrap().canonical(), expected, "{text}");
+        assert_eq!(pointer.to_string(), text);
     }
     assert_eq!(json.pointer(&Pointer::parse("").unwrap()), Some(&json));
     for absent in ["/foo/2", "/foo/01", "/foo/-", "/foo/", "/foo/+1", "/foo/0/0", "/x", "/foo/99999999999999999999"] {
