@@ -32,6 +32,7 @@ check: ## format, lints, docs
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --all-features -- -D warnings
 	cargo clippy --no-default-features --lib -- -D warnings
+	cargo check --quiet --package idempotent-consumer-mutants --test rules
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --all-features --no-deps
 
 unit: ## every test in Rust, the real binary under kill -9 among them
