@@ -50,7 +50,7 @@ impl Default for BatchSettings {
     }
 }
 
-/// A batch could not be processed at all. Nothing was run.
+/// A batch could not be processed at all. No message is done with.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BatchError {
@@ -227,9 +227,10 @@ impl<C: Consume> Batch<C> {
             .collect();
         reports.sort_by_key(|(position, _)| *position);
         let reports: Vec<Report> = reports.into_iter().map(|(_, report)| report).collect();
-        // What has reached the dead-letter queue must be acked, or it gets there again.
+        // What is done with must be acked, or it is done again: dead letters that were sent,
+        // effects that ran without the store.
         if !run.store_answered.load(Ordering::Relaxed)
-            && !reports.iter().any(|report| report.dead_lettered)
+            && !reports.iter().any(|report| report.disposition() == Disposition::Ack)
             && let Some(error) = reports.iter().find_map(|report| match &report.outcome {
                 Outcome::StoreFailed { error } => Some(error.clone()),
                 _ => None,

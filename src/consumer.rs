@@ -73,7 +73,7 @@ pub trait Consume: Send + Sync + 'static {
     /// Gives back a right that is not used.
     fn release(&self, held: Self::Held, deadline: Deadline) -> impl Future<Output = ()> + Send;
 
-    /// The how-manieth claim of the key is held, if one is.
+    /// Which claim of the key is held, counted from 1, if one is.
     fn attempt(held: &Self::Held) -> Option<u64>;
 
     /// Takes one message through the protocol, to be over by `deadline`. Messages that

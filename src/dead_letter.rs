@@ -17,7 +17,7 @@
 //! | --- | --- |
 //! | `dead-letter-reason` | outcome and reason, `permanent: ...`, at most [`MAX_REASON_BYTES`] |
 //! | `idempotency-key` | the id of the record, `scope#key`, as in the log; none if the message has no key |
-//! | `idempotency-attempt` | the how-manieth claim of the key this was; none if it was not claimed |
+//! | `idempotency-attempt` | which claim of the key this was, counted from 1; none if it was not claimed |
 //! | `original-message-id` | the id of the message when it was first given up |
 //! | `original-deduplication-id` | its deduplication id then, if it had one |
 //! | `original-source-arn` | the queue it came from |
@@ -53,7 +53,7 @@ pub mod attribute {
     pub const REASON: &str = "dead-letter-reason";
     /// The id of the record.
     pub const KEY: &str = "idempotency-key";
-    /// The how-manieth claim of the key it was.
+    /// Which claim of the key it was, counted from 1.
     pub const ATTEMPT: &str = "idempotency-attempt";
     /// The id of the message that was first given up.
     pub const MESSAGE_ID: &str = "original-message-id";

@@ -212,10 +212,12 @@ impl<'a> Attempt<'a> {
         self.key
     }
 
-    /// The how-manieth claim of the key this is. It only grows, so a target that
-    /// remembers the highest number it saw can refuse a consumer that lost its claim
-    /// (a fencing token). 0 if the effect runs without a claim
-    /// ([`StoreOutage::Process`](crate::consumer::StoreOutage::Process)).
+    /// Which claim of the key this is, counted from 1. It grows with each takeover for as
+    /// long as the key is remembered, so a target that remembers the highest number it saw
+    /// can refuse a consumer that lost its claim (a fencing token). The first claim's number
+    /// comes again if that was given back with nothing done. 0 if the effect runs without a
+    /// claim ([natural](Effect::is_natural), or
+    /// [`StoreOutage::Process`](crate::consumer::StoreOutage::Process)).
     #[must_use]
     pub fn number(&self) -> u64 {
         self.number

@@ -292,7 +292,7 @@ pub struct Report {
     pub group: Option<String>,
     /// Its key, once it could be told.
     pub key: Option<Key>,
-    /// The how-manieth claim of the key was ours, if we held it.
+    /// Which claim of the key was ours, counted from 1, if we held it.
     pub attempt: Option<u64>,
     /// What happened.
     pub outcome: Outcome,

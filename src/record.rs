@@ -213,7 +213,7 @@ pub struct Claim {
     pub id: RecordId,
     /// Who holds it.
     pub owner: Owner,
-    /// The how-manieth claim of the key this is, 1 for the first.
+    /// Which claim of the key this is, counted from 1.
     pub attempt: u64,
     /// Until when it holds; `None` for as long as the record is kept.
     pub lease: Option<Lease>,

@@ -408,6 +408,21 @@ async fn a_store_that_is_away_is_not_asked_for_ever_if_effects_run_all_the_same(
 }
 
 #[tokio::test]
+async fn what_ran_without_the_store_is_acked_though_the_rest_of_its_batch_could_not() {
+    let (clock, store) = (clock(), Arc::new(FaultyStore::default()));
+    let [away, refused] = [StoreErrorKind::Unavailable, StoreErrorKind::Refused].map(Fault::NotSent);
+    store.fail(Call::Claim, [away, refused]);
+    let mut settings = settings();
+    settings.store_outage = StoreOutage::Process;
+    let consumer = Consumer::new(Scripted::new(Recovery::Rerun), Arc::clone(&store) as Arc<_>, settings);
+    let mut one_at_a_time = BatchSettings::default();
+    one_at_a_time.max_concurrency = 1;
+    let batch = Batch::new(consumer.with_clock(Arc::clone(&clock) as Arc<_>), one_at_a_time);
+    let reports = process(&batch, &["1", "2"].map(|key| order(key, key)), &*clock).await;
+    assert_eq!(outcomes(&reports), ["unprotected", "store-failed"], "a failed invocation would bring both again");
+}
+
+#[tokio::test]
 async fn trouble_with_single_records_does_not_mean_that_the_store_is_away() {
     let (clock, store) = (clock(), Arc::new(FaultyStore::default()));
     let batch = batch_with(Scripted::new(Recovery::Rerun), &store, &clock, |settings| settings.max_concurrency = 1);

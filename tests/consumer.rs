@@ -527,7 +527,8 @@ async fn with_park_a_claim_whose_answer_was_lost_is_taken_back() {
 
 #[tokio::test(start_paused = true)]
 async fn without_its_store_a_takeover_still_goes_through_recovery() {
-    for (recovery, outcome) in [(Recovery::Park, "parked"), (Recovery::Verify, "unprotected")] {
+    // What can't be put on record as parked waits for the store.
+    for (recovery, outcome) in [(Recovery::Park, "store-failed"), (Recovery::Verify, "unprotected")] {
         let (clock, store) = after_a_crash().await;
         store.fail(Call::TakeOver, [Fault::NotSent(StoreErrorKind::Unavailable)]);
         let mut settings = settings();

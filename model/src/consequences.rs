@@ -3,7 +3,7 @@
 use idempotent_consumer::record::{Record, State, StoredResult};
 use idempotent_consumer::time::EpochSeconds;
 
-use crate::protocol::{Action, Fate, Left};
+use crate::protocol::{Action, Fate, Left, Tick};
 use crate::setting::{Fault, Setting, VISIBILITY_TIMEOUT};
 use crate::store::at;
 use crate::turn::{Delivered, Ending, Step, Turn, Verified};
@@ -19,8 +19,8 @@ impl World {
         let now = self.now;
         match *action {
             Action::Tick => {
-                let slow = setting.tick(self)?;
-                self.fault(slow);
+                let tick = setting.tick(self)?;
+                self.fault(tick == Tick::Slow);
                 self.now += 1;
             }
             Action::Deliver { consumer, group, early } => {
@@ -34,7 +34,7 @@ impl World {
                 let Step::Verify(claim) = self.turn_mut(consumer)?.current.clone() else { return None };
                 let key: usize = claim.id.as_str().parse().ok()?;
                 let answer = match fault {
-                    None => Some(match self.ask(key, claim.attempt, claim.owner.as_str()) {
+                    None => Some(match self.ask(key, claim.attempt) {
                         Some(result) => Verified::Done(result),
                         None => Verified::NotDone,
                     }),
@@ -49,7 +49,8 @@ impl World {
                 let Step::Apply(claim) = turn.current.clone() else { return None };
                 let request = turn.effect(&claim);
                 let ending = match fault {
-                    None => self.apply(setting, &request).map_or(Ending::NotApplied, Ending::Applied),
+                    // A refusal of an earlier attempt is a 409, which says nothing for certain.
+                    None => self.apply(setting, &request).map_or(Ending::Unknown, Ending::Applied),
                     Some(Fault::EffectRefused) => Ending::NotApplied,
                     Some(Fault::EffectPermanent) => Ending::Permanent,
                     Some(Fault::EffectAnswerLost) => {
@@ -78,15 +79,14 @@ impl World {
             Action::Crash(consumer, left) => {
                 let turn = self.consumers.get_mut(consumer)?.take()?;
                 self.fault(!turn.is_overdue(now) && !setting.is_stuck(now, &turn));
-                let step = match left {
-                    Left::Nothing => None,
-                    Left::Current => Some(&turn.current),
-                    Left::Ahead => turn.next.as_ref(),
-                };
-                match step {
-                    Some(Step::Apply(claim)) => self.late_effects.push(turn.effect(claim)),
-                    Some(Step::Store(request, _)) => self.late_requests.push(request.clone()),
-                    _ => {}
+                let current = matches!(left, Left::Current | Left::Both).then_some(&turn.current);
+                let ahead = turn.next.as_ref().filter(|_| matches!(left, Left::Ahead | Left::Both));
+                for step in current.into_iter().chain(ahead) {
+                    match step {
+                        Step::Apply(claim) => self.late_effects.push(turn.effect(claim)),
+                        Step::Store(request, _) => self.late_requests.push(request.clone()),
+                        _ => {}
+                    }
                 }
             }
             Action::Sleep(consumer) => {
@@ -105,6 +105,11 @@ impl World {
             }
             Action::Sweep(key) => self.set(key, None),
             Action::Resolve(message) => self.resolve(setting, message)?,
+            Action::Redrive(message) => {
+                let message = self.queue.get_mut(message)?;
+                message.redrives += 1;
+                message.put_back(now);
+            }
         }
         Some(())
     }
@@ -170,17 +175,21 @@ impl World {
             if !told.done {
                 continue;
             }
-            let message = self.queue.get(*number)?;
-            if message.place != Place::Waiting || receives <= message.receives_before {
-                continue;
-            }
-            let place = match (told.result, message.letter) {
+            let key = setting.messages.get(*number)?.key;
+            let place = match (told.result, self.queue.get(*number)?.letter) {
                 (Some(result), _) => {
-                    Place::Acked { stored: self.holds(setting.messages.get(*number)?.key, &result), result }
+                    let stored = self.holds(key, &result);
+                    self.acks.insert((key, result, stored));
+                    Place::Acked
                 }
                 (None, Some(reason)) => Place::DeadLettered(reason),
                 (None, None) => Place::Lost,
             };
+            // Of what was delivered again as a new message the queue takes no answer.
+            let message = self.queue.get(*number)?;
+            if message.place != Place::Waiting || receives <= message.receives_before {
+                continue;
+            }
             self.queue.get_mut(*number)?.place = place;
         }
         Some(())
@@ -214,11 +223,8 @@ impl World {
             });
             self.set(key, next);
         }
-        let message = self.queue.get_mut(number)?;
-        message.place = Place::Waiting;
-        message.receives_before = message.receives;
-        message.hidden_until = self.now;
-        message.letter = None;
+        let now = self.now;
+        self.queue.get_mut(number)?.put_back(now);
         Some(())
     }
 }

@@ -20,14 +20,15 @@ pub const BAD_INPUT: &str = "6 bad input costs one message, and leaves a reason"
 /// What fairness gives.
 pub const ENDS: &str = "every message ends acked, or dead-lettered with a reason";
 /// The fencing token of the attempts.
-pub const TOKENS: &str = "two claims of a key never send effects under one attempt";
+pub const TOKENS: &str = "the effects of two claims of a key never arrive under one attempt";
 
 /// All of them.
 #[must_use]
 pub fn all() -> Vec<Property<Setting>> {
     vec![
         Property::always(STORED_BEFORE_ACK, |_, world: &World| {
-            world.queue.iter().all(|message| !matches!(message.place, Place::Acked { stored: false, .. } | Place::Lost))
+            let lost = world.queue.iter().any(|message| message.place == Place::Lost);
+            !lost && world.acks.iter().all(|(_, _, stored)| *stored)
         }),
         Property::always(ONCE, once),
         Property::always(SAME_RESULT, same_result),
@@ -44,26 +45,22 @@ pub fn all() -> Vec<Property<Setting>> {
 fn once(setting: &Setting, world: &World) -> bool {
     let at_most_once = world.target.iter().all(|target| target.applied <= 1);
     let acked_without = setting.messages.iter().zip(&world.queue).any(|(sent, message)| {
-        matches!(message.place, Place::Acked { .. })
+        matches!(message.place, Place::Acked)
             && world.target.get(sent.key).is_some_and(|target| target.applied == 0)
             && !setting.records.iter().any(|record| record.id.as_str() == sent.key.to_string())
     });
     at_most_once && !acked_without
 }
 
-fn same_result(setting: &Setting, world: &World) -> bool {
-    let acks = || {
-        setting.messages.iter().zip(&world.queue).filter_map(|(sent, message)| match &message.place {
-            Place::Acked { result, .. } => Some((sent.key, result)),
-            _ => None,
-        })
-    };
-    acks().all(|(key, result)| acks().all(|(other, reported)| key != other || result == reported))
+/// Whoever acks, and whether or not the queue still listens.
+fn same_result(_: &Setting, world: &World) -> bool {
+    let results = |key| world.acks.iter().filter(move |ack| ack.0 == key).map(|ack| &ack.1);
+    world.acks.iter().all(|(key, result, _)| results(*key).all(|other| other == result))
 }
 
 /// Of two messages of a group that were both acked, the key of the first was applied
 /// first. Keys that another group has too have no order, and a message whose dead letter
-/// was sent has left it.
+/// was sent, or that was put back from the dead-letter queue, has left it.
 fn in_order(setting: &Setting, world: &World) -> bool {
     let place = |key: usize| world.applied_order.iter().position(|applied| *applied == key);
     let acked: Vec<_> = setting
@@ -72,13 +69,16 @@ fn in_order(setting: &Setting, world: &World) -> bool {
         .zip(&world.queue)
         .filter(|(sent, message)| {
             let elsewhere = setting.messages.iter().any(|other| other.key == sent.key && other.group != sent.group);
-            matches!(message.place, Place::Acked { .. }) && message.letter.is_none() && !elsewhere
+            message.place == Place::Acked && message.letter.is_none() && message.receives_before == 0 && !elsewhere
         })
         .map(|(sent, _)| sent)
         .collect();
     acked.iter().enumerate().all(|(position, first)| {
         acked.iter().skip(position + 1).all(|second| {
-            first.group != second.group || first.key == second.key || place(first.key) <= place(second.key)
+            let applied = place(first.key).zip(place(second.key));
+            first.group != second.group
+                || first.key == second.key
+                || applied.is_some_and(|(first, second)| first < second)
         })
     })
 }
@@ -102,7 +102,12 @@ fn bad_input(setting: &Setting, world: &World) -> bool {
 /// Every path comes to an end: faults are counted, and so are receives. Nowhere on it is a
 /// message lost or received too often, and where nothing can happen any more all have ended.
 fn ends(setting: &Setting, world: &World) -> bool {
-    if world.queue.iter().any(|message| matches!(message.place, Place::Exhausted | Place::Lost)) {
+    let broken = |place: &Place| match place {
+        Place::Lost => true,
+        Place::Exhausted => setting.redrives == 0,
+        Place::Waiting | Place::Acked | Place::DeadLettered(_) => false,
+    };
+    if world.queue.iter().any(|message| broken(&message.place)) {
         return false;
     }
     let waiting = world.queue.iter().any(|message| message.place == Place::Waiting);

@@ -1,5 +1,7 @@
 //! What may happen next.
 
+use std::collections::BTreeSet;
+
 use idempotent_consumer::effect::Recovery;
 use idempotent_consumer::record::Record;
 use stateright::{Model, Property};
@@ -55,6 +57,17 @@ pub enum Action {
     Sweep(usize),
     /// An operator resolves a parked message, by the truth, and has it delivered again.
     Resolve(usize),
+    /// A message that was received too often is put back into its queue.
+    Redrive(usize),
+}
+
+/// A second passes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Tick {
+    /// Nobody is at work.
+    Quiet,
+    /// Somebody is: a fault.
+    Slow,
 }
 
 /// What becomes of a request to the store.
@@ -79,6 +92,8 @@ pub enum Left {
     Current,
     /// The request that it had made ahead.
     Ahead,
+    /// Either.
+    Both,
 }
 
 impl Setting {
@@ -157,12 +172,8 @@ impl Setting {
         if let Some(Step::Store(request, _)) = &turn.next {
             self.exchanges(world, consumer, true, request, actions);
         }
-        {
-            let mut busy = turn.clone();
-            busy.work_ahead(self, world.now);
-            if busy.next.is_some() && turn.next.is_none() {
-                actions.push(Action::WorkAhead(consumer));
-            }
+        if turn.can_work_ahead(self) {
+            actions.push(Action::WorkAhead(consumer));
         }
         let stuck = self.is_stuck(world.now, turn);
         match &turn.current {
@@ -203,6 +214,9 @@ impl Setting {
             }
             if matches!(turn.next, Some(Step::Store(..))) {
                 actions.push(Action::Crash(consumer, Left::Ahead));
+                if actions.contains(&Action::Crash(consumer, Left::Current)) {
+                    actions.push(Action::Crash(consumer, Left::Both));
+                }
             }
         }
         if self.allows(world, Fault::Sleep) && !turn.asleep {
@@ -218,16 +232,17 @@ impl Setting {
         }
     }
 
-    /// Whether a second may pass, and whether that costs a fault.
-    pub(crate) fn tick(&self, world: &World) -> Option<bool> {
-        let something_to_wait_for =
-            world.queue.iter().any(|message| message.place == Place::Waiting && message.hidden_until > world.now);
+    /// Whether a second may pass, and what that is.
+    pub(crate) fn tick(&self, world: &World) -> Option<Tick> {
+        let something_to_wait_for = world.now < self.unread_until
+            || world.queue.iter().any(|message| message.place == Place::Waiting && message.hidden_until > world.now);
         let awake = || world.consumers.iter().flatten().filter(|turn| !turn.asleep);
         let in_time = awake().all(|turn| world.now < turn.deadline());
         let landed =
             !self.effects_end_with_their_lease || world.late_effects.iter().all(|effect| world.now < effect.lease_end);
         let slow = awake().next().is_some();
-        (something_to_wait_for && in_time && landed && (!slow || self.allows(world, Fault::Slow))).then_some(slow)
+        let tick = if slow { Tick::Slow } else { Tick::Quiet };
+        (something_to_wait_for && in_time && landed && (!slow || self.allows(world, Fault::Slow))).then_some(tick)
     }
 }
 
@@ -236,7 +251,14 @@ impl Model for Setting {
     type Action = Action;
 
     fn init_states(&self) -> Vec<World> {
-        let queued = Queued { place: Place::Waiting, receives: 0, receives_before: 0, hidden_until: 0, letter: None };
+        let queued = Queued {
+            place: Place::Waiting,
+            receives: 0,
+            receives_before: 0,
+            hidden_until: 0,
+            redrives: 0,
+            letter: None,
+        };
         let record = |key: usize| self.records.iter().find(|record| record.id.as_str() == key.to_string()).cloned();
         vec![World {
             now: 0,
@@ -249,6 +271,7 @@ impl Model for Setting {
             late_requests: Vec::new(),
             late_effects: Vec::new(),
             faults_left: self.faults,
+            acks: BTreeSet::new(),
             foreign_write: false,
             token_clash: false,
         }]
@@ -272,6 +295,9 @@ impl Model for Setting {
             let numbers = 0..self.messages.len();
             actions.extend(numbers.filter(|message| world.can_resolve(*message)).map(Action::Resolve));
         }
+        let exhausted =
+            |(_, message): &(usize, &Queued)| message.place == Place::Exhausted && message.redrives < self.redrives;
+        actions.extend(world.queue.iter().enumerate().filter(exhausted).map(|(number, _)| Action::Redrive(number)));
         if self.tick(world).is_some() {
             actions.push(Action::Tick);
         }

@@ -132,6 +132,8 @@ pub enum Guard {
     ReleaseKeepsLaterClaims,
     /// With `verify` the lease of an attempt whose outcome is unknown runs its course.
     VerifyKeepsLease,
+    /// Each message of a batch is read on its own.
+    ReadAlone,
 }
 
 /// One world to explore.
@@ -160,6 +162,12 @@ pub struct Setting {
     pub records: Vec<Record>,
     /// An operator resolves what was parked, by the truth, and has it delivered again.
     pub operator: bool,
+    /// How often a message that was received too often is put back into its queue. If it is
+    /// at all, being received too often is no failure.
+    pub redrives: u8,
+    /// Until when nobody may read the queue, as with a trigger that is disabled; 0 if
+    /// somebody always does.
+    pub unread_until: u64,
     /// The one guard that is removed.
     pub without: Option<Guard>,
     /// The outcomes that were reached, by name: a model that reaches none says nothing.
@@ -199,6 +207,8 @@ impl Setting {
             target_refuses_lower_attempts: false,
             records: Vec::new(),
             operator: false,
+            redrives: 0,
+            unread_until: 0,
             without: None,
             reached: Reached::default(),
         }
@@ -236,6 +246,21 @@ impl Setting {
     #[must_use]
     pub fn with_operator(mut self) -> Self {
         self.operator = true;
+        self
+    }
+
+    /// The same with no more receives than these, and what was received too often put back.
+    #[must_use]
+    pub fn with_few_receives(mut self, receives: u8, redrives: u8) -> Self {
+        self.max_receives = receives;
+        self.redrives = redrives;
+        self
+    }
+
+    /// The same with a queue that may go unread for so long.
+    #[must_use]
+    pub fn unread_until(mut self, seconds: u64) -> Self {
+        self.unread_until = seconds;
         self
     }
 

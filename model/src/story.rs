@@ -71,8 +71,10 @@ fn line(setting: &Setting, before: &World, action: &Action, after: &World) -> St
         }
         Action::Apply(consumer, fault) => {
             let key = name_of_key(key_at_work(before, *consumer));
+            let applied = |world: &World| world.target.iter().map(|target| u32::from(target.applied)).sum::<u32>();
             let ending = match fault {
-                None => "applied",
+                None if applied(after) > applied(before) => "applied",
+                None => "answered, and not applied again",
                 Some(Fault::EffectRefused) => "refused before anything happened",
                 Some(Fault::EffectPermanent) => "refused for good",
                 Some(Fault::EffectAnswerLost) => "applied, but the answer is lost",
@@ -89,13 +91,16 @@ fn line(setting: &Setting, before: &World, action: &Action, after: &World) -> St
             let told: Vec<_> =
                 changed.map(|(number, (_, is))| format!("{} {}", message(number), place(&is.place))).collect();
             let told = if told.is_empty() { "nothing is done".to_owned() } else { told.join(", ") };
-            format!("{} answers the queue: {told}", consumer_name(*consumer))
+            let unstored = after.acks.difference(&before.acks).any(|(_, _, stored)| !stored);
+            let unstored = if unstored { ", and no such result is stored" } else { "" };
+            format!("{} answers the queue: {told}{unstored}", consumer_name(*consumer))
         }
         Action::Crash(consumer, left) => {
             let left = match left {
                 Left::Nothing => "",
                 Left::Current => ", its last request still on its way",
                 Left::Ahead => ", the request it made ahead still on its way",
+                Left::Both => ", its last request and the one it made ahead still on their way",
             };
             format!("{} dies{left}", consumer_name(*consumer))
         }
@@ -107,6 +112,7 @@ fn line(setting: &Setting, before: &World, action: &Action, after: &World) -> St
         Action::LateEffect(_, true) => "a delayed effect arrives at the target".to_owned(),
         Action::LateEffect(_, false) => "a delayed effect is lost".to_owned(),
         Action::Sweep(key) => format!("the store deletes the expired record of {}", name_of_key(*key)),
+        Action::Redrive(number) => format!("{} is put back into its queue", message(*number)),
         Action::Resolve(number) => {
             format!("an operator resolves {} by the truth, and sends it again", message(*number))
         }
@@ -132,7 +138,11 @@ fn result(setting: &Setting, before: &World, after: &World, step: Option<&Step>)
                     .flatten()
                     .any(|step| matches!(step, Step::Store(Request::TakeOver { .. }, _)))
             });
-            if goes_on && matches!(request, Request::Claim(_)) { format!("{record}, lapsed") } else { record }
+            if goes_on && matches!(request, Request::Claim(_)) {
+                format!("{record}, and may be taken over")
+            } else {
+                record
+            }
         }
         crate::store::Answer::Gone => "the record is gone".to_owned(),
         crate::store::Answer::Applied | crate::store::Answer::Committed(_) => "done".to_owned(),
@@ -180,8 +190,7 @@ fn name_of_key(key: usize) -> String {
 fn place(place: &Place) -> String {
     match place {
         Place::Waiting => "waits".to_owned(),
-        Place::Acked { stored: true, .. } => "is acked".to_owned(),
-        Place::Acked { stored: false, .. } => "is acked, and no result is stored".to_owned(),
+        Place::Acked => "is acked".to_owned(),
         Place::DeadLettered(reason) => format!("is dead-lettered as {reason}"),
         Place::Exhausted => "was received too often".to_owned(),
         Place::Lost => "is acked, and nobody has applied it".to_owned(),

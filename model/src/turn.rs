@@ -146,7 +146,10 @@ impl Turn {
     fn first_step(&self, setting: &Setting, position: usize, now: u64, again: &str) -> Step {
         let sent = self.message(position).and_then(|message| Some((message, setting.messages.get(message)?)));
         let Some((message, sent)) = sent else { return Step::Tell };
-        if sent.payload == Payload::Poison {
+        let is_poison =
+            |number: &usize| setting.messages.get(*number).is_some_and(|sent| sent.payload == Payload::Poison);
+        let beside_poison = !setting.has(Guard::ReadAlone) && self.messages.iter().any(is_poison);
+        if sent.payload == Payload::Poison || beside_poison {
             return over(Outcome::Rejected { reason: reason() });
         }
         let receives = self.receives.get(position).copied().unwrap_or_default();
@@ -169,8 +172,9 @@ impl Turn {
         }
     }
 
-    /// The claim of the next message may be made now, if it is not being made.
-    pub fn work_ahead(&mut self, setting: &Setting, now: u64) {
+    /// Whether the claim of the next message may be made now.
+    #[must_use]
+    pub fn can_work_ahead(&self, setting: &Setting) -> bool {
         let running = match &self.current {
             Step::Verify(_) | Step::Apply(_) => true,
             Step::Store(request, _) => {
@@ -180,9 +184,12 @@ impl Turn {
         };
         let key = |position| Some(setting.messages.get(self.message(position)?)?.key);
         let other_key = key(self.position + 1).is_some_and(|next| Some(next) != key(self.position));
-        if running && other_key && self.next.is_none() && setting.path != Path::Claimed(Recovery::Park) {
-            self.next = Some(self.first_step(setting, self.position + 1, now, ""));
-        }
+        running && other_key && self.next.is_none() && setting.path != Path::Claimed(Recovery::Park)
+    }
+
+    /// Starts on the claim of the next message.
+    pub fn work_ahead(&mut self, setting: &Setting, now: u64) {
+        self.next = Some(self.first_step(setting, self.position + 1, now, ""));
     }
 
     /// Whether what is done ahead has come to its end.

@@ -1,5 +1,7 @@
 //! The state of a world.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use idempotent_consumer::outcome::{Disposition, Outcome, Report};
 use idempotent_consumer::record::{ClaimRequest, Record};
 
@@ -31,10 +33,13 @@ pub struct World {
     pub late_effects: Vec<EffectRequest>,
     /// How many more faults may happen.
     pub faults_left: u8,
+    /// What was told of keys as done with: the key, its result, and whether the store held
+    /// that result at the moment.
+    pub acks: BTreeSet<(usize, String, bool)>,
     /// A write by a consumer that had lost its claim, or over something that it had not
     /// seen, changed a record.
     pub foreign_write: bool,
-    /// Two claims of one key sent effects under the same fencing token.
+    /// The effects of two claims of one key arrived under the same fencing token.
     pub token_clash: bool,
 }
 
@@ -50,8 +55,20 @@ pub struct Queued {
     pub receives_before: u8,
     /// Until when it is hidden, true time.
     pub hidden_until: u64,
+    /// How often it was put back after it had been received too often.
+    pub redrives: u8,
     /// A dead letter with a reason was sent for it.
     pub letter: Option<&'static str>,
+}
+
+impl Queued {
+    /// It comes back from the dead-letter queue, as a new message.
+    pub fn put_back(&mut self, now: u64) {
+        self.place = Place::Waiting;
+        self.receives_before = self.receives;
+        self.hidden_until = now;
+        self.letter = None;
+    }
 }
 
 /// Where a message is.
@@ -60,12 +77,7 @@ pub enum Place {
     /// In its queue.
     Waiting,
     /// Gone from it as done with.
-    Acked {
-        /// The result reported.
-        result: String,
-        /// Whether the store held that result at that moment.
-        stored: bool,
-    },
+    Acked,
     /// Gone from it after a dead letter was sent for this reason.
     DeadLettered(&'static str),
     /// Moved to the dead-letter queue by its own, received too often.
@@ -81,8 +93,10 @@ pub struct Target {
     pub applied: u8,
     /// What it answered the first time.
     pub result: Option<String>,
-    /// The highest attempt it has seen, and whose that was.
-    pub token: Option<(u64, String)>,
+    /// The highest attempt it was sent or asked under.
+    pub highest: u64,
+    /// Whose effects it was sent under which attempt.
+    pub tokens: BTreeMap<u64, String>,
 }
 
 /// A request to the target.
@@ -164,10 +178,12 @@ impl World {
     pub fn apply(&mut self, setting: &Setting, request: &EffectRequest) -> Option<String> {
         let result = format!("\"{}\"", request.owner);
         let target = self.target.get_mut(request.key)?;
-        if !target.note(request.attempt, &request.owner, &mut self.token_clash) && setting.target_refuses_lower_attempts
-        {
+        if request.attempt < target.highest && setting.target_refuses_lower_attempts {
             return None;
         }
+        target.highest = target.highest.max(request.attempt);
+        let whose = target.tokens.entry(request.attempt).or_insert_with(|| request.owner.clone());
+        self.token_clash |= *whose != request.owner;
         if let (Some(first), true) = (&target.result, setting.deduplicates()) {
             return Some(first.clone());
         }
@@ -179,24 +195,12 @@ impl World {
         Some(result)
     }
 
-    /// The target is asked under a claim whether the key was applied: the result, if it was.
-    pub fn ask(&mut self, key: usize, attempt: u64, owner: &str) -> Option<String> {
+    /// The target is asked under an attempt whether the key was applied: the result, if it
+    /// was.
+    pub fn ask(&mut self, key: usize, attempt: u64) -> Option<String> {
         let target = self.target.get_mut(key)?;
-        target.note(attempt, owner, &mut self.token_clash);
+        target.highest = target.highest.max(attempt);
         target.result.clone()
-    }
-}
-
-impl Target {
-    /// Notes a fencing token; false if a higher one was seen.
-    fn note(&mut self, attempt: u64, owner: &str, clash: &mut bool) -> bool {
-        match &self.token {
-            Some((highest, _)) if *highest > attempt => return false,
-            Some((highest, whose)) => *clash |= *highest == attempt && whose != owner,
-            None => {}
-        }
-        self.token = Some((attempt, owner.to_owned()));
-        true
     }
 }
 

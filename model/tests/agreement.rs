@@ -124,8 +124,9 @@ fn scripts() -> Vec<Script> {
 /// What was done, and how it ended.
 #[derive(Debug, PartialEq)]
 struct Trace {
-    /// The calls; one that is made again and again until the time is over counts as one.
-    calls: Vec<&'static str>,
+    /// The calls, each with the attempt it is made under; storing a result, which is tried
+    /// again and again until the time is over, counts as one.
+    calls: Vec<String>,
     outcome: &'static str,
     acked: bool,
 }
@@ -135,19 +136,20 @@ struct Trace {
 #[derive(Debug, Clone)]
 struct Scripted {
     script: Script,
-    calls: Arc<Mutex<Vec<&'static str>>>,
+    calls: Arc<Mutex<Vec<String>>>,
 }
 
 impl Scripted {
-    fn called(&self, call: &'static str) {
+    fn called(&self, call: &str, attempt: u64) {
         let mut calls = self.calls.lock().unwrap();
-        if calls.last() != Some(&call) {
+        let call = format!("{call} {attempt}");
+        if !(call.starts_with("complete") && calls.last() == Some(&call)) {
             calls.push(call);
         }
     }
 
-    fn claim(&self, call: &'static str, answer: ClaimAnswer, request: &ClaimRequest, attempt: u64) -> Claimed {
-        self.called(call);
+    fn claim(&self, call: &str, answer: ClaimAnswer, request: &ClaimRequest, attempt: u64) -> Claimed {
+        self.called(call, attempt);
         match answer {
             ClaimAnswer::Won => Ok(ClaimOutcome::Won(request.to_claim(attempt))),
             ClaimAnswer::Lost(standing) => Ok(ClaimOutcome::Lost(Box::new(standing.record(request)))),
@@ -156,8 +158,8 @@ impl Scripted {
         }
     }
 
-    fn write(&self, call: &'static str) -> Ready<FencedOutcome> {
-        self.called(call);
+    fn write(&self, call: &str, claim: &Claim) -> Ready<FencedOutcome> {
+        self.called(call, claim.attempt);
         ready(match self.script.write {
             WriteAnswer::Applied => Ok(FencedOutcome::Applied),
             WriteAnswer::Fenced => Ok(FencedOutcome::Fenced),
@@ -186,20 +188,20 @@ impl Store for Scripted {
         ready(Scripted::claim(self, "take over", self.script.take_over, request, seen.attempt + 1))
     }
 
-    fn complete<'a>(&'a self, _: &'a Claim, _: &'a Completion) -> BoxFuture<'a, Result<FencedOutcome, StoreError>> {
-        self.write("complete")
+    fn complete<'a>(&'a self, claim: &'a Claim, _: &'a Completion) -> BoxFuture<'a, Result<FencedOutcome, StoreError>> {
+        self.write("complete", claim)
     }
 
-    fn park<'a>(&'a self, _: &'a Claim, _: &'a Parking) -> BoxFuture<'a, Result<FencedOutcome, StoreError>> {
-        self.write("park")
+    fn park<'a>(&'a self, claim: &'a Claim, _: &'a Parking) -> BoxFuture<'a, Result<FencedOutcome, StoreError>> {
+        self.write("park", claim)
     }
 
-    fn set_lease<'a>(&'a self, _: &'a Claim, _: Lease) -> BoxFuture<'a, Result<FencedOutcome, StoreError>> {
-        self.write("give up")
+    fn set_lease<'a>(&'a self, claim: &'a Claim, _: Lease) -> BoxFuture<'a, Result<FencedOutcome, StoreError>> {
+        self.write("give up", claim)
     }
 
-    fn release<'a>(&'a self, _: &'a Claim) -> BoxFuture<'a, Result<FencedOutcome, StoreError>> {
-        self.write("release")
+    fn release<'a>(&'a self, claim: &'a Claim) -> BoxFuture<'a, Result<FencedOutcome, StoreError>> {
+        self.write("release", claim)
     }
 
     fn load<'a>(&'a self, _: &'a RecordId) -> BoxFuture<'a, Result<Option<Record>, StoreError>> {
@@ -227,8 +229,8 @@ impl Effect for Scripted {
         Ok(())
     }
 
-    async fn apply(&self, (): &(), _: &Attempt<'_>) -> Result<u8, EffectError> {
-        self.called("apply");
+    async fn apply(&self, (): &(), attempt: &Attempt<'_>) -> Result<u8, EffectError> {
+        self.called("apply", attempt.number());
         match self.script.apply {
             ApplyAnswer::Applied => Ok(1),
             ApplyAnswer::NotApplied => Err(EffectError::not_applied("no")),
@@ -237,8 +239,8 @@ impl Effect for Scripted {
         }
     }
 
-    async fn verify(&self, (): &(), _: &Attempt<'_>) -> Result<Verification<u8>, EffectError> {
-        self.called("verify");
+    async fn verify(&self, (): &(), attempt: &Attempt<'_>) -> Result<Verification<u8>, EffectError> {
+        self.called("verify", attempt.number());
         match self.script.verify {
             VerifyAnswer::Done => Ok(Verification::Done(1)),
             VerifyAnswer::NotDone => Ok(Verification::NotDone),
@@ -277,7 +279,7 @@ fn of_the_model(script: Script) -> Trace {
                 }
             }
             Step::Verify(claim) => {
-                calls.push("verify");
+                calls.push(format!("verify {}", claim.attempt));
                 let answer = match script.verify {
                     VerifyAnswer::Done => Some(Verified::Done("1".into())),
                     VerifyAnswer::NotDone => Some(Verified::NotDone),
@@ -287,7 +289,7 @@ fn of_the_model(script: Script) -> Trace {
                 turn.verified(&setting, claim, answer, now);
             }
             Step::Apply(claim) => {
-                calls.push("apply");
+                calls.push(format!("apply {}", claim.attempt));
                 let ending = match script.apply {
                     ApplyAnswer::Applied => Ending::Applied("1".into()),
                     ApplyAnswer::NotApplied => Ending::NotApplied,
@@ -306,8 +308,8 @@ fn of_the_model(script: Script) -> Trace {
     Trace { calls, outcome: told.name, acked: told.done }
 }
 
-/// A request's name, and the script's answer to it; `None` for none.
-fn served(script: Script, request: &Request) -> (&'static str, Option<Answer>) {
+/// A request's name and attempt, and the script's answer to it; `None` for none.
+fn served(script: Script, request: &Request) -> (String, Option<Answer>) {
     let claimed = |answer: ClaimAnswer, request: &ClaimRequest, attempt| match answer {
         ClaimAnswer::Won => Some(Answer::Won(request.to_claim(attempt))),
         ClaimAnswer::Lost(standing) => Some(Answer::Lost(Box::new(standing.record(request)))),
@@ -320,12 +322,15 @@ fn served(script: Script, request: &Request) -> (&'static str, Option<Answer>) {
         WriteAnswer::Away => None,
     };
     match request {
-        Request::Claim(request) => ("claim", claimed(script.claim, request, 1)),
-        Request::TakeOver { seen, request } => ("take over", claimed(script.take_over, request, seen.attempt + 1)),
-        Request::Complete(..) => ("complete", written),
-        Request::Park(..) => ("park", written),
-        Request::GiveUp(_) => ("give up", written),
-        Request::Release(_) => ("release", written),
+        Request::Claim(request) => ("claim 1".to_owned(), claimed(script.claim, request, 1)),
+        Request::TakeOver { seen, request } => {
+            let attempt = seen.attempt + 1;
+            (format!("take over {attempt}"), claimed(script.take_over, request, attempt))
+        }
+        Request::Complete(claim, _) => (format!("complete {}", claim.attempt), written),
+        Request::Park(claim, _) => (format!("park {}", claim.attempt), written),
+        Request::GiveUp(claim) => (format!("give up {}", claim.attempt), written),
+        Request::Release(claim) => (format!("release {}", claim.attempt), written),
         Request::Commit(_) => panic!("no transaction"),
     }
 }

@@ -7,16 +7,14 @@ mod common;
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
-use idempotent_consumer::effect::Recovery;
-use idempotent_consumer::record::{Record, RecordId, State};
-use idempotent_consumer::time::EpochSeconds;
-use idempotent_consumer_model::promises::{ENDS, FENCED, ONCE, ORDER, STORED_BEFORE_ACK};
-use idempotent_consumer_model::setting::{Fault, Guard, Path, Setting, sent};
+use idempotent_consumer_model::promises::{
+    BAD_INPUT, ENDS, FENCED, ONCE, ORDER, SAME_RESULT, STORED_BEFORE_ACK, TOKENS,
+};
+use idempotent_consumer_model::setting::{Fault, Guard, Payload, Sent, Setting, sent};
 use idempotent_consumer_model::story;
 use stateright::{Checker, HasDiscoveries, Model};
 
-const RERUN: Path = Path::Claimed(Recovery::Rerun);
-const VERIFY: Path = Path::Claimed(Recovery::Verify);
+use crate::common::{RERUN, VERIFY, leaseless};
 
 struct Case {
     removed: &'static str,
@@ -29,15 +27,6 @@ fn guards() -> Vec<(Guard, Case)> {
     let duplicate = [sent(0, 0), sent(0, 1)];
     let group = [sent(0, 0), sent(1, 0)];
     let crossed = [sent(0, 0), sent(1, 0), sent(1, 1)];
-    let leaseless = Record {
-        id: RecordId::new("0"),
-        state: State::InProgress { owner: None, lease: None },
-        attempt: 1,
-        expires: EpochSeconds::new(2),
-        fingerprint: None,
-        message_id: None,
-        claimed_at: None,
-    };
     let case = |guard: Guard, removed, breaks, setting: Setting| {
         (guard, Case { removed, breaks, setting: setting.without(guard) })
     };
@@ -65,7 +54,7 @@ fn guards() -> Vec<(Guard, Case)> {
             Guard::Expiry,
             "every condition compares `expiration` itself",
             ENDS,
-            Setting::new(RERUN, &one, 0).records(&[leaseless]),
+            Setting::new(RERUN, &one, 0).records(&[leaseless(2)]),
         ),
         case(
             Guard::RetentionFloor,
@@ -103,6 +92,24 @@ fn guards() -> Vec<(Guard, Case)> {
             ONCE,
             Setting::new(VERIFY, &duplicate, 1).kinds(&[Fault::EffectLate]),
         ),
+        case(
+            Guard::RetentionFloor,
+            "retention is at least visibility timeout × max receives (with a duplicate)",
+            SAME_RESULT,
+            Setting::new(VERIFY, &duplicate, 0),
+        ),
+        case(
+            Guard::ReleaseKeepsLaterClaims,
+            "only a key's first claim is deleted when it is given back (the fencing token)",
+            TOKENS,
+            Setting::new(RERUN, &one, 2).kinds(&[Fault::EffectLate, Fault::EffectRefused]).with_effects_of_any_age(),
+        ),
+        case(
+            Guard::ReadAlone,
+            "each message of a batch is read on its own",
+            BAD_INPUT,
+            Setting::new(RERUN, &[Sent { key: 0, group: 0, payload: Payload::Poison }, sent(1, 0)], 0),
+        ),
     ]
 }
 
@@ -119,6 +126,11 @@ fn assumptions() -> Vec<Case> {
             removed: "`verify`: a request reaches the target before its lease ends, or not at all",
             breaks: ONCE,
             setting: Setting::new(VERIFY, &one, 1).kinds(&[Fault::Sleep]).with_effects_of_any_age(),
+        },
+        Case {
+            removed: "no message waits in its queue for longer than its key is remembered",
+            breaks: ONCE,
+            setting: Setting::new(VERIFY, &one, 1).kinds(&[Fault::Crash]).unread_until(40),
         },
         Case {
             removed: "the queue gives a message as many receives as faults may cost",
@@ -151,11 +163,9 @@ fn without_any_one_of_its_guards_a_promise_breaks() {
         write_story(&mut page, case);
     }
     common::compare("model/tests/guards.rs", &page);
-    common::proof::note(
-        "model without a guard",
-        &format!("{} guards removed, one at a time", guards.len()),
-        "each missed: a promise breaks",
-    );
+    let removed: BTreeSet<_> = guards.iter().map(|(guard, _)| format!("{guard:?}")).collect();
+    let extent = format!("{} guards removed, one at a time", removed.len());
+    common::proof::note("model without a guard", &extent, "each missed: a promise breaks");
 }
 
 #[test]

@@ -331,7 +331,12 @@ impl<E: Effect> Writes<'_, E> {
 
     async fn park(self, reason: String) -> Outcome {
         let reason: String = reason.chars().take(MAX_REASON_CHARS).collect();
-        let Some(claim) = self.claim else { return Outcome::Parked { reason } };
+        let Some(claim) = self.claim else {
+            // What is not on record as parked would be applied again after its dead letter is
+            // put back.
+            let error = format!("the store is away, and without it a message can't be parked: {reason}");
+            return Outcome::StoreFailed { error: StoreError::new(StoreErrorKind::Unavailable, error) };
+        };
         // A person ends this, not time: the message may lie in a dead-letter queue for weeks.
         let parking = Parking { reason, expires: EpochSeconds::FAR_FUTURE };
         match self.end.limit(self.consumer.store.park(&claim, &parking)).await {

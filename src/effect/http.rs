@@ -7,7 +7,7 @@
 //! | header | value |
 //! | --- | --- |
 //! | `Idempotency-Key` | [`Key::value`](crate::key::Key::value): the target deduplicates by it |
-//! | `Idempotency-Attempt` | [`Attempt::number`]: it only grows, so a target can refuse lower ones than it saw |
+//! | `Idempotency-Attempt` | [`Attempt::number`]: it grows with each takeover, so a target can refuse lower ones than it saw |
 //! | `Message-Id` | the broker's id of the message |
 //!
 //! Key and message id go through [`header_text`]: what is plain ASCII without spaces and
