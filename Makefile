@@ -35,7 +35,7 @@ check: ## format, lints, docs
 	cargo check --quiet --package idempotent-consumer-mutants --test rules
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --all-features --no-deps
 
-unit: ## every test in Rust, the real binary under kill -9 among them
+unit: tools ## every test in Rust, the real binary under kill -9 among them
 	cargo test --workspace --all-features
 
 template: tools ## template.yaml: its lint, its arithmetic, its limits
