@@ -21,8 +21,8 @@ const PATHS: [(Path, &str); 4] =
 /// The outcomes that a path can have while the store is there or comes back, of the statuses that
 /// every version knows.
 fn outcomes(path: Path) -> Vec<&'static str> {
-    let of_all = ["conflict", "executed", "permanent", "rejected", "replayed", "store-failed", "unstarted"];
-    let of_claims = ["fenced", "in-flight", "not-applied", "not-recorded", "unknown"];
+    let of_all = ["conflict", "executed", "rejected", "replayed", "store-failed", "unstarted"];
+    let of_claims = ["fenced", "in-flight", "not-applied", "not-recorded", "permanent", "unknown"];
     let own: &[&str] = match path {
         RERUN => &of_claims,
         VERIFY => &[&of_claims[..], &["parked", "recovered"]].concat(),
