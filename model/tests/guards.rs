@@ -38,6 +38,12 @@ fn guards() -> Vec<(Guard, Case)> {
             Setting::new(RERUN, &one, 1).kinds(&[Fault::Sleep]),
         ),
         case(
+            Guard::Fence,
+            "the same, and what that leads to",
+            ONCE,
+            Setting::new(VERIFY, &one, 3).kinds(&[Fault::Sleep, Fault::EffectRefused, Fault::EffectAnswerLost]),
+        ),
+        case(
             Guard::CompareAndSet,
             "a takeover writes over exactly the claim that was seen",
             ONCE,
