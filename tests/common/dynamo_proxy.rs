@@ -329,6 +329,8 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
         tokio::spawn(async move {
             let mut cut = shared.cut.subscribe();
             tokio::select! {
+                // First: once cut, nothing more is taken.
+                biased;
                 _ = cut.wait_for(|cut| *cut) => {}
                 () = forward(Connection::new(stream), &shared) => {}
             }
