@@ -17,6 +17,7 @@ mod chaos {
     pub mod checker_test;
     pub mod faketime;
     pub mod history;
+    pub mod logs;
     pub mod plan;
     pub mod queue;
     pub mod replay;

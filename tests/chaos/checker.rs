@@ -5,7 +5,8 @@
 //! says of every event whether it may have happened when it did:
 //!
 //! 1. Nothing is acked without a result that stands in its record, or a dead letter that was
-//!    sent, and the log says which. A dead letter has its reason: the payload has no key, another payload came under
+//!    sent, and the log of the same invocation says which. A dead letter has its reason, both
+//!    as it is sent and as it is logged: the payload has no key, another payload came under
 //!    the key, the target has refused it for good, or the record is parked.
 //! 2. Of a key that was acked the effect was applied exactly once; of any other at most once.
 //!    With `rerun` it is the target that sees to the "at most", so a repeated application is
@@ -14,29 +15,44 @@
 //!    applied, not answered, or answered with anything but "not now" (425, 429) or "never"
 //!    (other 4xx). After such an answer the claim is given back, and the next may send again.
 //!    With transactions the stock is what it was minus what the records say was taken.
-//! 3. Every duplicate hears one result: a record's result never changes, it is what the
-//!    target answered when it applied the effect, and it stands when the ack is made.
+//! 3. Every duplicate hears one result. That is judged by the records and by the target's
+//!    answers, and not by the log, which names outcomes and has no results: a record's result
+//!    never changes, it is what the target answered when it applied the effect, and it stands
+//!    when the ack is made.
 //! 4. In a group an effect is begun only once every message sent before it is settled: has
-//!    its result, or its dead letter, or was delivered for the last time (such a message may
-//!    fail and leave without holding its group). None is held back unless one before it in
-//!    its own group has failed, and everything ends settled once faults stop.
+//!    its result, or its dead letter, or has failed on its last receive, or its process has
+//!    ended in it (such a message leaves without holding its group). None is held back unless
+//!    one before it in its own group has failed in the same invocation, and everything ends
+//!    settled once faults stop.
 //! 5. A write is accepted only from the owner of the key's latest claim; a takeover only of
 //!    a lease that is over, beyond the skew, by the claimant's own clock. Attempts count up
 //!    by one and belong to one owner each; each claim sends at most one request to the
-//!    target, with its attempt. In the end the table holds what the accepted writes make.
+//!    target, with its attempt, and while it stands. In the end the table holds what the
+//!    accepted writes make.
 //! 6. What has no key costs no more than itself: it is rejected, with a reason, no invocation
-//!    fails for it, and no process dies.
+//!    fails for it, and no process dies. An invocation may fail as a whole for want of the
+//!    store or of time, and only while there are faults.
+//!
+//! No record expires in a round, which lasts minutes: retention is a day and more. So what
+//! happens to a key that was forgotten is not judged here.
 
+mod claims;
 mod ending;
+mod messages;
+mod process;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
+use idempotent_consumer::time::EpochMillis;
 use serde_json::Value;
 
-use super::history::{Entry, Event, Meaning, Write};
+use self::claims::Claim;
+use self::messages::{GROUP_STOPPED, has_failed};
+use self::process::Process;
+use super::history::{Entry, Event, FAULTS_ARE_OVER, Meaning};
 use super::plan::Mode;
-use super::replay::{Record, Step};
+use super::replay::Record;
 use super::trace::Trace;
 
 /// What the judge knows beside the history.
@@ -62,12 +78,6 @@ pub struct Row {
     pub data: Option<String>,
 }
 
-/// Outcomes that are acked.
-const ACKED: [&str; 3] = ["executed", "replayed", "recovered"];
-
-/// What the log says of a message whose group was stopped.
-const GROUP_STOPPED: &str = "an earlier message of its group was not acknowledged";
-
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Rule {
     AckedWithoutResult,
@@ -84,6 +94,7 @@ pub enum Rule {
     WriteWithoutClaim,
     EarlyTakeover,
     SentWithoutClaim,
+    SentUnderDeadClaim,
     TableDiffers,
     PoisonNotRejected,
     InvocationFailed,
@@ -122,6 +133,8 @@ pub fn check(facts: &Facts, entries: &[Entry]) -> Verdict {
         messages: BTreeMap::new(),
         keys: BTreeMap::new(),
         groups: BTreeMap::new(),
+        processes: BTreeMap::new(),
+        faults: true,
         verdict: Verdict { violations: Vec::new(), fenced: 0 },
     };
     for (position, entry) in entries.iter().enumerate() {
@@ -129,15 +142,6 @@ pub fn check(facts: &Facts, entries: &[Entry]) -> Verdict {
     }
     judge.end();
     judge.verdict
-}
-
-/// A claim that the store has accepted, and whether it has sent its request.
-#[derive(Debug)]
-struct Claim {
-    owner: String,
-    attempt: u64,
-    message: String,
-    sent: bool,
 }
 
 #[derive(Debug, Default)]
@@ -164,8 +168,8 @@ struct Message {
     exhausted: bool,
     acked: bool,
     refused: bool,
-    /// The latest line of each process's log: the outcome, and whether a dead letter was sent.
-    reported: BTreeMap<usize, (String, bool)>,
+    /// It has failed on its last receive, or its process has ended in it.
+    has_failed_for_good: bool,
 }
 
 struct Judge<'a> {
@@ -175,6 +179,9 @@ struct Judge<'a> {
     keys: BTreeMap<String, Key>,
     /// The messages of each group, as they were sent.
     groups: BTreeMap<String, Vec<String>>,
+    processes: BTreeMap<usize, Process>,
+    /// Until the history says that they are over.
+    faults: bool,
     verdict: Verdict,
 }
 
@@ -206,19 +213,29 @@ impl Judge<'_> {
                     exhausted: false,
                     acked: false,
                     refused: false,
-                    reported: BTreeMap::new(),
+                    has_failed_for_good: false,
                 };
                 self.messages.insert(message.clone(), sent);
             }
-            Event::Delivered { message, receive, .. } => self.message(message).receives = *receive,
+            Event::Delivered { process, message, receive } => {
+                let (now, faults) = (self.now(at), self.faults);
+                self.process(*process).delivered(message, *receive, now, faults);
+                self.message(message).receives = *receive;
+            }
             Event::Reported { process, message, outcome, dead_lettered, reason } => {
                 self.reported(at, message, outcome, *dead_lettered, reason.as_deref());
                 if outcome == "unstarted" && reason.as_deref() == Some(GROUP_STOPPED) {
                     self.held_back(at, *process, message);
                 }
-                self.message(message).reported.insert(*process, (outcome.clone(), *dead_lettered));
+                let is_last =
+                    self.process(*process).reported(message, outcome, *dead_lettered) >= self.facts.max_receives;
+                self.message(message).has_failed_for_good |= is_last && has_failed(outcome, *dead_lettered);
             }
-            Event::Acked { process, message, taken } => self.acked(at, *process, message, *taken),
+            Event::Acked { process, message, taken } => {
+                self.acked(at, *process, message, *taken);
+                self.process(*process).is_done();
+            }
+            Event::Failed { process, .. } => self.process(*process).is_done(),
             Event::Exhausted { message } => {
                 self.message(message).exhausted = true;
                 if self.messages[message].receives < self.facts.max_receives {
@@ -226,25 +243,20 @@ impl Judge<'_> {
                     self.found(Rule::UnfoundedDeadLetter, what, &Trace::of_message(at, message));
                 }
             }
-            Event::Letter { original, .. } => {
-                // A message that came back from there and is given up again tells of the
-                // first; what was sent before the letter is settled by it.
-                self.messages
-                    .values_mut()
-                    .filter(|message| message.original == *original)
-                    .for_each(|m| m.letter = true);
+            Event::Letter { original, reason } => self.letter(at, original, reason),
+            Event::InvocationFailed { process, error_type, text } => {
+                let now = self.now(at);
+                let process = self.process(*process);
+                if !process.may_fail_with(error_type, now) {
+                    self.found(Rule::InvocationFailed, format!("{error_type}: {text}"), &Trace::of_event(at));
+                }
             }
-            Event::InvocationFailed { error_type, text, .. }
-                if !["StoreAway", "TooLittleTime"].contains(&error_type.as_str()) =>
-            {
-                let trace = Trace::of_event(at);
-                self.found(Rule::InvocationFailed, format!("{error_type}: {text}"), &trace);
+            Event::Started { process, ahead } => self.process(*process).started(*ahead),
+            Event::Stopped { how, process } => self.stopped(at, *process, how),
+            Event::World { what: FAULTS_ARE_OVER } => self.faults = false,
+            Event::Store { process, key, write: Some(write), accepted: Some(true), .. } => {
+                self.write(at, *process, key, write);
             }
-            Event::Stopped { how, process } if how.starts_with("died") => {
-                let trace = Trace::of_event(at);
-                self.found(Rule::Died, format!("process {process} {how}"), &trace);
-            }
-            Event::Store { key, write: Some(write), accepted: Some(true), .. } => self.write(at, key, write),
             Event::Store { key, write: Some(write), accepted: Some(false), .. } => {
                 if let Some((owner, attempt)) = write.fence() {
                     let latest = self.keys.get(key).and_then(|key| key.claims.last());
@@ -265,6 +277,14 @@ impl Judge<'_> {
             }
             _ => {}
         }
+    }
+
+    fn now(&self, at: usize) -> EpochMillis {
+        self.entries[at].at
+    }
+
+    fn process(&mut self, process: usize) -> &mut Process {
+        self.processes.entry(process).or_default()
     }
 
     fn message(&mut self, message: &str) -> &mut Message {
@@ -289,141 +309,7 @@ impl Judge<'_> {
         })
     }
 
-    fn reported(&mut self, at: usize, message: &str, outcome: &str, dead_lettered: bool, reason: Option<&str>) {
-        let has_result = self.has_result(message);
-        let record = self.key_of(message).map(|key| key.record.clone()).unwrap_or_default();
-        let payloads = self.key_of(message).map_or(0, |key| key.payloads.len());
-        let here = &self.messages[message];
-        let founded = match outcome {
-            "executed" | "replayed" | "recovered" => {
-                if !has_result {
-                    let what = format!("{message} is said to be {outcome}, and the record has no result of it");
-                    self.found_of(Rule::AckedWithoutResult, at, message, what);
-                }
-                true
-            }
-            "rejected" => here.key.is_none(),
-            "conflict" => payloads > 1,
-            "permanent" => here.refused,
-            "parked" => matches!(record, Record::Parked { .. }),
-            _ => !dead_lettered,
-        };
-        let given_up = matches!(outcome, "rejected" | "conflict" | "permanent" | "parked");
-        if !founded || given_up && reason.is_none_or(str::is_empty) {
-            let what = format!("{message} is said to be {outcome}, reason: {reason:?}");
-            self.found_of(Rule::UnfoundedDeadLetter, at, message, what);
-        }
-        if self.messages[message].key.is_none() && !["rejected", "unstarted"].contains(&outcome) {
-            let what = format!("{message} has no key, and is said to be {outcome}");
-            self.found_of(Rule::PoisonNotRejected, at, message, what);
-        }
-    }
-
-    /// A message that was not begun because of its group: one before it must have failed.
-    fn held_back(&mut self, at: usize, process: usize, message: &str) {
-        let failed = |member: &&String| {
-            let reported = self.messages[*member].reported.get(&process);
-            reported.is_some_and(|(outcome, dead_lettered)| !ACKED.contains(&outcome.as_str()) && !dead_lettered)
-        };
-        let group = self.groups.values().find(|group| group.iter().any(|member| member == message));
-        let mut before = group.into_iter().flatten().take_while(|member| *member != message);
-        if !before.any(|member| failed(&member)) {
-            let what = format!("{message} was held back, and no message before it in its group had failed");
-            self.found(Rule::HeldByAnother, what, &Trace::of_message(at, message));
-        }
-    }
-
     fn keyed(&self, message: &str) -> Option<String> {
         self.messages[message].key.clone()
-    }
-
-    fn acked(&mut self, at: usize, process: usize, message: &str, taken: bool) {
-        let here = &self.messages[message];
-        let lettered = here.letter && here.reported.get(&process).is_some_and(|(_, dead_lettered)| *dead_lettered);
-        let has_result = self.has_result(message);
-        if !lettered && !has_result {
-            let what = format!("{message} was acked without a result and without a dead letter");
-            self.found_of(Rule::AckedWithoutResult, at, message, what);
-        }
-        let logged = self.messages[message].reported.get(&process);
-        if !logged.is_some_and(|(outcome, dead_lettered)| *dead_lettered || ACKED.contains(&outcome.as_str())) {
-            let what = format!("{message} was acked, and the log says {logged:?}");
-            self.found_of(Rule::AckNotLogged, at, message, what);
-        }
-        self.message(message).acked |= taken;
-        if has_result
-            && !lettered
-            && let Some(key) = self.keyed(message)
-        {
-            self.key(&key).acked = true;
-        }
-    }
-
-    /// Whether the messages after it in its group may go on.
-    fn is_settled(&self, message: &str) -> bool {
-        let here = &self.messages[message];
-        here.letter || here.exhausted || here.receives >= self.facts.max_receives || self.has_result(message)
-    }
-
-    fn begins(&mut self, at: usize, key: &str, message: &str) {
-        let group = self.groups.values().find(|group| group.iter().any(|member| member == message));
-        let mut before = group.into_iter().flatten().take_while(|member| *member != message);
-        if let Some(unsettled) = before.find(|member| !self.is_settled(member)).cloned() {
-            let what = format!("{message} began before {unsettled} was settled");
-            // The key of the one, the message of the other.
-            let before = self.keyed(&unsettled);
-            let trace = Trace::of_message(at, message).and(&unsettled).with_key(before.as_deref());
-            self.found(Rule::OutOfOrder, format!("{what} ({key})"), &trace);
-        }
-    }
-
-    fn arrived(&mut self, at: usize, key: &str, attempt: u64, message: &str) {
-        self.begins(at, key, message);
-        let park = self.facts.mode == Mode::Park;
-        let here = self.key(key);
-        let claim = here.claims.iter_mut().rev().find(|claim| claim.attempt == attempt && claim.message == message);
-        let claimed = claim.filter(|claim| !claim.sent).map(|claim| claim.sent = true).is_some();
-        let unclear = std::mem::replace(&mut here.unclear, true);
-        if !claimed {
-            let what = format!("{key} was sent as attempt {attempt} for {message}, which no claim allows");
-            self.found(Rule::SentWithoutClaim, what, &Trace::of_effects(at, key));
-        }
-        if park && unclear {
-            let what = format!("{key} was sent again after a request of unknown outcome");
-            self.found(Rule::SentAfterUnclear, what, &Trace::of_effects(at, key));
-        }
-    }
-
-    /// One accepted write.
-    fn write(&mut self, at: usize, key: &str, write: &Write) {
-        let skew = self.facts.skew;
-        let here = self.key(key);
-        let (before, step) = (here.record.clone(), here.record.step(write, skew));
-        if step == Step::Repeated {
-            return;
-        }
-        match write {
-            Write::Claim { owner, attempt, message, .. } => {
-                let (owner, message) = (owner.clone(), message.clone());
-                here.claims.push(Claim { owner, attempt: *attempt, message, sent: false });
-            }
-            Write::Commit { takes, .. } => here.takes.clone_from(takes),
-            _ => {}
-        }
-        if let Step::To(next) | Step::Early(next) = &step {
-            here.record = next.clone();
-        }
-        match (&step, write) {
-            (Step::Wrong, _) => {
-                let what = format!("{key}: accepted by the store, although the record was {before:?}: {write}");
-                self.found(Rule::WriteWithoutClaim, what, &Trace::of_writes(at, key));
-            }
-            (Step::Early(_), _) => {
-                let what = format!("{key}: taken over before its lease was over: {write}");
-                self.found(Rule::EarlyTakeover, what, &Trace::of_writes(at, key));
-            }
-            (_, Write::Commit { message, .. }) => self.begins(at, key, message),
-            _ => {}
-        }
     }
 }

@@ -1,12 +1,15 @@
 //! The judge judged: histories by hand, one promise broken in each.
 
+mod claims;
+mod invocations;
+
 use std::collections::BTreeMap;
 
 use idempotent_consumer::time::EpochMillis;
 use serde_json::json;
 
 use super::checker::{Facts, Row, Rule, Violation, check};
-use super::history::{Entry, Event, Meaning, Write};
+use super::history::{Entry, Event, FAULTS_ARE_OVER, Meaning, Write};
 use super::plan::Mode;
 use crate::common::dynamo_proxy::Passage;
 
@@ -92,9 +95,15 @@ fn reported(message: &str, outcome: &str) -> Event {
     Event::Reported { process: 0, message: message.into(), outcome: outcome.into(), dead_lettered, reason }
 }
 
+/// Not begun because of its group.
+fn held_back(message: &str) -> Event {
+    let reason = Some("an earlier message of its group was not acknowledged".into());
+    Event::Reported { process: 0, message: message.into(), outcome: "unstarted".into(), dead_lettered: false, reason }
+}
+
 /// Given up, and the letter sent.
 fn lettered(message: &str, outcome: &str) -> [Event; 2] {
-    let letter = Event::Letter { original: message.into(), reason: outcome.into() };
+    let letter = Event::Letter { original: message.into(), reason: format!("{outcome}: a reason") };
     let (dead_lettered, reason) = (true, Some("a reason".into()));
     let (message, outcome) = (message.into(), outcome.into());
     [letter, Event::Reported { process: 0, message, outcome, dead_lettered, reason }]
@@ -125,17 +134,20 @@ fn completed(key: &str, attempt: u64) -> (&str, Row) {
     (key, Row { status: "COMPLETED".into(), attempt, data: Some(data(key)) })
 }
 
-fn judged(mode: Mode, events: Vec<Event>, table: &[(&str, Row)]) -> Vec<Violation> {
-    let facts = Facts {
+fn facts(mode: Mode, table: &[(&str, Row)]) -> Facts {
+    Facts {
         mode,
         max_receives: 3,
         skew: 1000,
         left: Vec::new(),
         table: table.iter().map(|(key, row)| ((*key).to_owned(), row.clone())).collect(),
         stock: BTreeMap::new(),
-    };
+    }
+}
+
+fn judged(mode: Mode, events: Vec<Event>, table: &[(&str, Row)]) -> Vec<Violation> {
     let entry = |(number, event)| Entry { at: EpochMillis::new(number), event };
-    check(&facts, &(0..).zip(events).map(entry).collect::<Vec<_>>()).violations
+    check(&facts(mode, table), &(0..).zip(events).map(entry).collect::<Vec<_>>()).violations
 }
 
 fn rules(mode: Mode, events: Vec<Event>, table: &[(&str, Row)]) -> Vec<Rule> {
@@ -200,7 +212,8 @@ fn a_message_with_another_payload_taken_for_a_duplicate() {
 fn dead_letters_without_a_cause() {
     for outcome in ["rejected", "conflict", "permanent", "parked"] {
         let events = story([vec![sent("m1", "k", "g")], lettered("m1", outcome).into(), vec![acked("m1")]]);
-        assert_eq!(rules(Mode::Rerun, events, &[]), [Rule::UnfoundedDeadLetter], "{outcome}");
+        // The letter, and what the log says of it.
+        assert_eq!(rules(Mode::Rerun, events, &[]), [Rule::UnfoundedDeadLetter; 2], "{outcome}");
     }
     let early = vec![sent("m1", "k", "g"), delivered("m1", 2), exhausted("m1")];
     assert_eq!(rules(Mode::Rerun, early, &[]), [Rule::UnfoundedDeadLetter]);
@@ -306,10 +319,12 @@ fn an_effect_begun_before_the_one_sent_before_it() {
     let late = story([both(), processed("m2", "l", "o2"), processed("m1", "k", "o1")]);
     assert_eq!(rules(Mode::Rerun, late.clone(), &table), [Rule::OutOfOrder]);
     // Each of these settles the first.
-    let last_receive = story([both(), vec![delivered("m1", 3)], late[3..].to_vec()]);
+    let failed = vec![delivered("m1", 3), reported("m1", "unknown")];
+    let last_receive = story([both(), failed, late[3..].to_vec()]);
     assert_eq!(rules(Mode::Rerun, last_receive, &table), []);
-    let letter = Event::Letter { original: "m1".into(), reason: "permanent".into() };
-    assert_eq!(rules(Mode::Rerun, story([both(), vec![letter], late[3..].to_vec()]), &table), []);
+    let letter = Event::Letter { original: "m1".into(), reason: "permanent: no".into() };
+    let given_up = vec![answered("k", "m1", Meaning::Never), letter];
+    assert_eq!(rules(Mode::Rerun, story([both(), given_up, late[3..].to_vec()]), &table), []);
     // In another group it may be as it likes.
     let apart = story([vec![sent("m1", "k", "g"), sent("m2", "l", "h")], late[3..].to_vec()]);
     assert_eq!(rules(Mode::Rerun, apart, &table), []);
@@ -317,14 +332,9 @@ fn an_effect_begun_before_the_one_sent_before_it() {
 
 #[test]
 fn a_message_held_back_by_another_group() {
-    let stopped = || {
-        let reason = "an earlier message of its group was not acknowledged";
-        let (message, outcome, reason) = ("m2".into(), "unstarted".into(), Some(reason.into()));
-        Event::Reported { process: 0, message, outcome, dead_lettered: false, reason }
-    };
     let gone = || vec![delivered("m1", 3), exhausted("m1"), delivered("m2", 3), exhausted("m2")];
     for (group, expected) in [("g", vec![]), ("h", vec![Rule::HeldByAnother])] {
-        let start = vec![sent("m1", "k", "g"), sent("m2", "l", group), reported("m1", "unknown"), stopped()];
+        let start = vec![sent("m1", "k", "g"), sent("m2", "l", group), reported("m1", "unknown"), held_back("m2")];
         assert_eq!(rules(Mode::Rerun, story([start, gone()]), &[]), expected, "{group}");
     }
 }

@@ -37,8 +37,8 @@ impl Kept {
     }
 }
 
-/// What a consumer got: a message, and the how-manieth time it was handed out, which is
-/// its receipt.
+/// What a consumer got: a message, and how often it was handed out by then, which is its
+/// receipt.
 #[derive(Debug, Clone)]
 pub struct Delivery {
     pub record: Record,

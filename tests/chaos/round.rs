@@ -14,6 +14,7 @@ use tokio::time::sleep;
 use super::checker::{Facts, Row};
 use super::faketime::FakeTime;
 use super::history::{Entry, Event, FAULTS_ARE_OVER, History, Write};
+use super::logs::Logs;
 use super::plan::{ITEMS, Mode, Random, Round};
 use super::queue::Queue;
 use super::target::{TIMEOUT, Target};
@@ -34,6 +35,7 @@ const STOCK_TABLE: &str = "stock";
 pub struct World {
     pub round: Round,
     pub history: History,
+    pub logs: Logs,
     pub queue: Mutex<Queue>,
     pub target: Target,
     /// No more faults.
@@ -103,11 +105,12 @@ async fn played(round: Round, faketime: FakeTime) -> (Facts, Vec<Entry>) {
         fill_stock(&dynamo).await;
     }
     let history = History::default();
-    let target = Target::start(&round, &history);
+    let logs = Logs::new(&history);
+    let target = Target::start(&round, &history, &logs);
     let sqs = Sqs::start().await;
     let queue = Mutex::new(Queue::new(round.visibility, round.max_receives));
     let (calm, over, dead) = (AtomicBool::new(false), AtomicBool::new(false), Mutex::default());
-    let world = Arc::new(World { round, history, queue, target, calm, over, dead });
+    let world = Arc::new(World { round, history, logs, queue, target, calm, over, dead });
     watch_letters(&world, &sqs);
 
     let order = Arc::default();
@@ -194,6 +197,10 @@ fn proxy(world: &Arc<World>, process: usize, dynamo: &Dynamo, order: &Arc<tokio:
     proxy.in_turn(order);
     let (plan, mut random) = (Arc::clone(world), world.round.random.fork(200 + process as u64));
     proxy.decide(move |operation, body| {
+        if operation == "TransactWriteItems" {
+            // An effect begins.
+            plan.logs.read_all();
+        }
         if let Some(lie) = plan.round.lie(&mut random, operation, body) {
             return lie;
         }

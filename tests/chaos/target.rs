@@ -16,6 +16,7 @@ use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::watch;
 
 use super::history::{Event, History, Meaning};
+use super::logs::Logs;
 use super::plan::{Mode, Random, Round, Sabotage};
 use crate::common::wire::{Connection, HttpMessage};
 
@@ -108,6 +109,7 @@ struct Known {
 
 struct Shared {
     history: History,
+    logs: Logs,
     known: Mutex<Known>,
     deduplicates: bool,
     fences: bool,
@@ -130,7 +132,7 @@ fn socket(address: SocketAddr) -> TcpSocket {
 }
 
 impl Target {
-    pub fn start(round: &Round, history: &History) -> Self {
+    pub fn start(round: &Round, history: &History, logs: &Logs) -> Self {
         let place = socket(SocketAddr::from(([127, 0, 0, 1], 0)));
         let address = place.local_addr().unwrap();
         let known = Known {
@@ -143,6 +145,7 @@ impl Target {
         };
         let shared = Arc::new(Shared {
             history: history.clone(),
+            logs: logs.clone(),
             known: Mutex::new(known),
             deduplicates: round.mode == Mode::Rerun && round.sabotage != Some(Sabotage::TargetForgets),
             fences: round.fences(),
@@ -278,6 +281,7 @@ async fn post(connection: &mut Connection, shared: &Arc<Shared>, request: &HttpM
 
 fn arrive(shared: &Shared, request: &HttpMessage, key: &str, message: &str) -> Fate {
     let attempt = attempt(request);
+    shared.logs.read_all();
     let mut known = shared.known.lock().unwrap();
     *known.underway.entry(key.to_owned()).or_default() += 1;
     shared.history.record(Event::Arrived { key: key.to_owned(), attempt, message: message.to_owned() });

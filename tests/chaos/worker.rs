@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use idempotent_consumer::time::{Clock, SystemClock};
-use serde_json::Value;
 use tokio::time::sleep;
 
 use super::faketime::FakeTime;
@@ -32,40 +31,43 @@ pub struct Worker {
     pub random: Random,
 }
 
-/// A process, and how much of its log was read.
-struct Running {
-    function: Function,
-    read: usize,
-}
-
 impl Worker {
     /// Works until the round is over.
     pub async fn work(mut self) {
-        let mut running = self.start().await;
+        self.start().await;
         while !self.world.is_over() {
             let batch = self.receive();
             if batch.is_empty() {
                 sleep(Duration::from_millis(20)).await;
                 continue;
             }
-            if !self.invoke(&mut running, batch).await {
-                self.read_log(&mut running);
-                FakeTime::clean(running.function.id());
-                running = self.start().await;
+            if !self.invoke(batch).await {
+                self.read_log();
+                FakeTime::clean(self.with(|function| function.id()));
+                self.start().await;
             }
         }
-        self.end(&mut running.function, "ended with the round");
-        FakeTime::clean(running.function.id());
+        self.end("ended with the round");
+        FakeTime::clean(self.with(|function| function.id()));
+        self.world.logs.ended(self.process);
+    }
+
+    fn with<T>(&self, act: impl FnOnce(&mut Function) -> T) -> T {
+        self.world.logs.with(self.process, act)
+    }
+
+    fn read_log(&self) {
+        self.world.logs.read(self.process);
     }
 
     fn record(&self, event: Event) {
         self.world.history.record(event);
     }
 
-    async fn start(&self) -> Running {
+    async fn start(&self) {
         let function = self.setup.start().await;
         self.record(Event::Started { process: self.process, ahead: self.ahead });
-        Running { function, read: 0 }
+        self.world.logs.started(self.process, function);
     }
 
     fn receive(&mut self) -> Vec<Delivery> {
@@ -77,39 +79,41 @@ impl Worker {
         batch
     }
 
-    /// Has a batch processed; false if the process is no more.
-    async fn invoke(&mut self, running: &mut Running, batch: Vec<Delivery>) -> bool {
+    /// Has a batch processed; false if the process is no more. Its log is read to the end
+    /// before the queue is told anything, and before the next batch.
+    async fn invoke(&mut self, batch: Vec<Delivery>) -> bool {
         for Delivery { record, receive } in &batch {
             let (process, message) = (self.process, record.id.clone());
             self.record(Event::Delivered { process, message, receive: *receive });
         }
         let time = self.world.round.time;
         let mishap = if self.world.is_calm() { Mishap::None } else { self.world.round.mishap(&mut self.random) };
-        let answer = running.function.invoke(event(batch.iter().map(|delivery| &delivery.record)), time);
+        let event = event(batch.iter().map(|delivery| &delivery.record));
+        let answer = self.with(|function| function.invoke(event, time));
         tokio::pin!(answer);
         let answered = tokio::select! {
             answer = &mut answer => Some(answer),
             () = self.strike(mishap) => None,
             () = sleep(time + GRACE) => {
-                self.end(&mut running.function, "killed at its deadline");
+                self.end("killed at its deadline");
                 return false;
             }
         };
         let answer = match (answered, mishap) {
             (Some(_), Mishap::LoseAnswer) => {
                 self.record(Event::Stopped { process: self.process, how: "answered, and the answer was lost" });
-                self.read_log(running);
+                self.read_log();
                 return true;
             }
             (Some(answer), _) => answer,
             (None, Mishap::Pause(_, length)) => {
-                running.function.signal("STOP");
+                self.with(|function| function.signal("STOP"));
                 self.record(Event::Stopped { process: self.process, how: "stopped" });
                 sleep(length).await;
-                running.function.signal("CONT");
+                self.with(|function| function.signal("CONT"));
                 self.record(Event::Stopped { process: self.process, how: "went on" });
                 let Ok(answer) = tokio::time::timeout(GRACE * 3, answer).await else {
-                    self.end(&mut running.function, "killed after it went on");
+                    self.end("killed after it went on");
                     return false;
                 };
                 answer
@@ -120,11 +124,11 @@ impl Worker {
                     Mishap::Kill(When::AtPost(_)) => "killed at an effect",
                     _ => "killed",
                 };
-                self.end(&mut running.function, how);
+                self.end(how);
                 return false;
             }
         };
-        self.read_log(running);
+        self.read_log();
         self.settle(&answer, &batch);
         true
     }
@@ -153,28 +157,14 @@ impl Worker {
         }
     }
 
-    fn end(&self, function: &mut Function, how: &'static str) {
-        let how = if function.has_ended() { "died by itself" } else { how };
-        function.kill();
+    fn end(&self, how: &'static str) {
+        let had_ended = self.with(|function| {
+            let had_ended = function.has_ended();
+            function.kill();
+            had_ended
+        });
+        let how = if had_ended { "died by itself" } else { how };
         self.record(Event::Stopped { process: self.process, how });
-    }
-
-    /// Takes down what the log says of messages since it was last read.
-    fn read_log(&self, running: &mut Running) {
-        let lines = running.function.lines();
-        for line in &lines[running.read..] {
-            let Ok(line) = serde_json::from_str::<Value>(line) else { continue };
-            let text = |name: &str| line.get(name).and_then(Value::as_str).map(str::to_owned);
-            if line.get("panic").is_some() {
-                self.record(Event::Stopped { process: self.process, how: "died in part: a panic" });
-            }
-            if let (Some(message), Some(outcome)) = (text("message_id"), text("outcome")) {
-                let dead_lettered = line.get("dead_lettered") == Some(&Value::Bool(true));
-                let reason = text("reason");
-                self.record(Event::Reported { process: self.process, message, outcome, dead_lettered, reason });
-            }
-        }
-        running.read = lines.len();
     }
 
     /// Does to the queue what the answer says.
