@@ -210,7 +210,8 @@ async fn with_process_a_claim_that_was_won_before_the_outage_is_not_given_up_for
 
 #[tokio::test]
 async fn with_process_an_attempt_seen_before_the_store_went_away_still_goes_through_recovery() {
-    for (recovery, acked, outcome) in [("park", false, "parked"), ("verify", true, "unprotected")] {
+    // What can't be put on record as parked waits for the store.
+    for (recovery, outcome) in [("park", "store-failed"), ("verify", "unprotected")] {
         let world = World::new().await;
         let setup = world.setup.clone().set("STORE_OUTAGE", "process").set("EFFECT_RECOVERY", recovery);
         // A victim that dies with its effect applied.
@@ -226,8 +227,13 @@ async fn with_process_an_attempt_seen_before_the_store_went_away_still_goes_thro
         let heir = setup.start().await;
         world.proxy.on("PutItem", Passage::LoseRequest);
         world.proxy.once("PutItem", Passage::Free);
-        let failures = heir.invoke(event([&record]), AMPLE).await.failures();
-        assert_eq!((failures.is_empty(), heir.outcomes(&record.id)), (acked, vec![outcome.to_owned()]), "{recovery}");
+        let answer = heir.invoke(event([&record]), AMPLE).await;
+        if recovery == "park" {
+            assert_eq!(answer.error().0, "StoreAway");
+        } else {
+            assert!(answer.failures().is_empty());
+        }
+        assert_eq!(heir.outcomes(&record.id), [outcome], "{recovery}");
         assert_eq!(world.sink.posts().len(), 1, "{recovery}: not applied again");
         assert_eq!(world.sink.gets().len(), usize::from(recovery == "verify"));
     }
