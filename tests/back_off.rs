@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use idempotent_consumer::message::Message;
-use idempotent_consumer::outcome::{Outcome, Report, Unstarted};
+use idempotent_consumer::outcome::{Outcome, Unstarted};
 use idempotent_consumer::record::StoredResult;
 use idempotent_consumer::source::back_off::{
     BackOff, BackOffSettings, Change, MAX_VISIBILITY, Refusal, Visibility, VisibilityError, plan,
@@ -17,7 +17,7 @@ use idempotent_consumer::store::BoxFuture;
 use idempotent_consumer::time::{Deadline, ManualClock, Retention};
 use proptest::prelude::*;
 
-use crate::common::effects::{PATIENCE, START};
+use crate::common::effects::{PATIENCE, START, report};
 
 const fn seconds(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
@@ -62,17 +62,6 @@ fn message(id: &str, group: Option<&str>, receives: u32) -> Message {
     message.group = group.map(str::to_owned);
     message.receipt = Some(format!("receipt of {id}"));
     message
-}
-
-fn report(message: &Message, outcome: Outcome) -> Report {
-    Report {
-        message_id: message.id.clone(),
-        group: message.group.clone(),
-        key: None,
-        attempt: None,
-        outcome,
-        dead_lettered: false,
-    }
 }
 
 fn failed(retry_after: Option<u64>) -> Outcome {

@@ -392,16 +392,21 @@ async fn a_store_that_answered_once_makes_a_partial_failure() {
     assert_eq!(outcomes(&reports), ["store-failed", "executed"]);
 }
 
+/// A batch whose effects run although the store is away, one after the other.
+fn one_at_a_time_even_unprotected(store: &Arc<FaultyStore>, clock: &Arc<ManualClock>) -> Batch<Consumer<Scripted>> {
+    let mut settings = settings();
+    settings.store_outage = StoreOutage::Process;
+    let consumer = Consumer::new(Scripted::new(Recovery::Rerun), Arc::clone(store) as Arc<_>, settings);
+    let mut one_at_a_time = BatchSettings::default();
+    one_at_a_time.max_concurrency = 1;
+    Batch::new(consumer.with_clock(Arc::clone(clock) as Arc<_>), one_at_a_time)
+}
+
 #[tokio::test]
 async fn a_store_that_is_away_is_not_asked_for_ever_if_effects_run_all_the_same() {
     let (clock, store) = (clock(), Arc::new(FaultyStore::default()));
     store.fail_always(Some(Fault::NotSent(StoreErrorKind::Unavailable)));
-    let mut settings = settings();
-    settings.store_outage = StoreOutage::Process;
-    let consumer = Consumer::new(Scripted::new(Recovery::Rerun), Arc::clone(&store) as Arc<_>, settings);
-    let mut one_at_a_time = BatchSettings::default();
-    one_at_a_time.max_concurrency = 1;
-    let batch = Batch::new(consumer.with_clock(Arc::clone(&clock) as Arc<_>), one_at_a_time);
+    let batch = one_at_a_time_even_unprotected(&store, &clock);
     let messages: Vec<_> = (0..10).map(|n| order(&n.to_string(), &n.to_string())).collect();
     assert_eq!(outcomes(&process(&batch, &messages, &*clock).await), ["unprotected"; 10]);
     assert_eq!(store.calls(), 3);
@@ -412,12 +417,7 @@ async fn what_ran_without_the_store_is_acked_though_the_rest_of_its_batch_could_
     let (clock, store) = (clock(), Arc::new(FaultyStore::default()));
     let [away, refused] = [StoreErrorKind::Unavailable, StoreErrorKind::Refused].map(Fault::NotSent);
     store.fail(Call::Claim, [away, refused]);
-    let mut settings = settings();
-    settings.store_outage = StoreOutage::Process;
-    let consumer = Consumer::new(Scripted::new(Recovery::Rerun), Arc::clone(&store) as Arc<_>, settings);
-    let mut one_at_a_time = BatchSettings::default();
-    one_at_a_time.max_concurrency = 1;
-    let batch = Batch::new(consumer.with_clock(Arc::clone(&clock) as Arc<_>), one_at_a_time);
+    let batch = one_at_a_time_even_unprotected(&store, &clock);
     let reports = process(&batch, &["1", "2"].map(|key| order(key, key)), &*clock).await;
     assert_eq!(outcomes(&reports), ["unprotected", "store-failed"], "a failed invocation would bring both again");
 }

@@ -18,14 +18,14 @@ use idempotent_consumer::effect::{EffectError, Recovery};
 use idempotent_consumer::json::Json;
 use idempotent_consumer::key::KeyExpression;
 use idempotent_consumer::message::Message;
-use idempotent_consumer::outcome::{Disposition, Outcome, Report};
+use idempotent_consumer::outcome::{Disposition, Outcome};
 use idempotent_consumer::store::memory::MemoryStore;
 use idempotent_consumer::store::{BoxFuture, Store, StoreErrorKind};
 use idempotent_consumer::time::{Deadline, ManualClock};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use crate::common::effects::{PATIENCE, START, Scripted, clock, consumer, order, record, settings};
+use crate::common::effects::{PATIENCE, START, Scripted, clock, consumer, order, record, report, settings};
 use crate::common::faulty_store::{Fault, FaultyStore};
 
 /// What becomes of a send.
@@ -248,17 +248,6 @@ async fn a_letter_is_sent_before_a_duplicate_in_its_group_has_its_turn() {
 }
 
 // ---- the letter ------------------------------------------------------------------------
-
-fn report(message: &Message, outcome: Outcome) -> Report {
-    Report {
-        message_id: message.id.clone(),
-        group: message.group.clone(),
-        key: None,
-        attempt: None,
-        outcome,
-        dead_lettered: false,
-    }
-}
 
 fn letter(message: &Message, reason: &str, keep: &[&str]) -> DeadLetter {
     DeadLetter::new(message, &report(message, Outcome::Permanent { reason: reason.to_owned() }), keep)

@@ -12,7 +12,7 @@ use idempotent_consumer::effect::Recovery;
 use idempotent_consumer::json::Json;
 use idempotent_consumer::key::KeyExpression;
 use idempotent_consumer::message::Message;
-use idempotent_consumer::outcome::{Disposition, Outcome, Report};
+use idempotent_consumer::outcome::{Disposition, Outcome};
 use idempotent_consumer::source::SourceSettings;
 use idempotent_consumer::source::envelope::BodyFormat;
 use idempotent_consumer::source::noise::{IgnoreList, Noise};
@@ -20,7 +20,7 @@ use idempotent_consumer::store::memory::MemoryStore;
 use idempotent_consumer::time::Deadline;
 use serde_json::{Value, json};
 
-use crate::common::effects::{PATIENCE, Scripted, clock, consumer};
+use crate::common::effects::{PATIENCE, Scripted, clock, consumer, report};
 
 const FORMATS: [BodyFormat; 4] = [BodyFormat::Raw, BodyFormat::Sns, BodyFormat::EventBridge, BodyFormat::Auto];
 
@@ -363,14 +363,7 @@ fn a_dead_letter_goes_out_as_it_came() {
         .with_attribute("tenant", "of the queue's message");
     let message = BodyFormat::Sns.open(delivered);
     let outcome = Outcome::Rejected { reason: "a reason".into() };
-    let report = Report {
-        message_id: message.id.clone(),
-        group: message.group.clone(),
-        key: None,
-        attempt: None,
-        outcome,
-        dead_lettered: false,
-    };
+    let report = report(&message, outcome);
     let letter = DeadLetter::new(&message, &report, &["tenant"]);
     assert_eq!(letter.body, body, "in its envelope");
     assert_eq!(letter.attribute("tenant"), Some("of the queue's message"));

@@ -16,19 +16,8 @@ use idempotent_consumer::source::back_off::{BackOff, BackOffSettings, Change, Vi
 use idempotent_consumer::time::{Deadline, ManualClock, Retention};
 use serde_json::{Value, json};
 
-use crate::common::effects::{START, order};
+use crate::common::effects::{START, order, report};
 use crate::common::sqs::{Answer, LETTERS, QUEUE, Sqs};
-
-fn report(message: &Message, outcome: Outcome) -> Report {
-    Report {
-        message_id: message.id.clone(),
-        group: message.group.clone(),
-        key: None,
-        attempt: None,
-        outcome,
-        dead_lettered: false,
-    }
-}
 
 fn letter(message: &Message) -> DeadLetter {
     DeadLetter::new(message, &report(message, Outcome::Permanent { reason: "no such article".into() }), &[])

@@ -25,6 +25,7 @@ use crate::common::events::Record;
 use crate::common::item::Item;
 use crate::common::process::Setup;
 use crate::common::sqs::{Answer, LETTERS, Sqs};
+use crate::common::wait::until;
 
 /// By how much the consumers let a takeover wait.
 const SKEW: u64 = 1000;
@@ -128,9 +129,10 @@ async fn played(round: Round, faketime: FakeTime) -> (Facts, Vec<Entry>) {
 
     tokio::join!(conduct(&world, &proxies, &sqs), futures_util::future::join_all(workers));
     // What is still on its way must arrive before the books are closed.
-    while proxies.iter().any(|proxy| proxy.underway() > 0) || world.target.underway() > 0 {
-        sleep(Duration::from_millis(20)).await;
-    }
+    until("what is on its way to arrive", || {
+        proxies.iter().all(|proxy| proxy.underway() == 0) && world.target.underway() == 0
+    })
+    .await;
     let entries = world.history.entries();
     clocks_are_as_set(&world.round, &entries);
     (facts(&world, &dynamo).await, entries)

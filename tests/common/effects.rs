@@ -8,6 +8,7 @@ use idempotent_consumer::consumer::{Consumer, ConsumerSettings};
 use idempotent_consumer::effect::{Attempt, Effect, EffectError, Recovery, Verification};
 use idempotent_consumer::key::Scope;
 use idempotent_consumer::message::Message;
+use idempotent_consumer::outcome::{Outcome, Report};
 use idempotent_consumer::record::{Record, RecordId};
 use idempotent_consumer::store::BoxFuture;
 use idempotent_consumer::store::Store;
@@ -144,6 +145,18 @@ pub fn consumer<E: Effect>(effect: E, store: &Arc<impl Store>, clock: &Arc<Manua
 /// The order with that id, in a message of its own.
 pub fn order(message_id: &str, order_id: &str) -> Message {
     Message::new(message_id, json!({ "orderId": order_id, "amount": 12 }).to_string())
+}
+
+/// What a batch reports of a message that had that outcome.
+pub fn report(message: &Message, outcome: Outcome) -> Report {
+    Report {
+        message_id: message.id.clone(),
+        group: message.group.clone(),
+        key: None,
+        attempt: None,
+        outcome,
+        dead_lettered: false,
+    }
 }
 
 pub async fn record(store: &impl Store, key: &str) -> Option<Record> {
